@@ -1,0 +1,2 @@
+//! device
+pub struct Cpu;

@@ -1,0 +1,4 @@
+//! simd
+pub enum Isa {
+    Scalar,
+}

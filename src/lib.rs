@@ -1,0 +1,3 @@
+//! deltapool: an inference engine for hybrid linear-attention models.
+
+pub mod models;

@@ -1,0 +1,1 @@
+//! Accounts for who holds which block and which slot.
