@@ -1,2 +1,23 @@
-//! device
-pub struct Cpu;
+//! The processor that kernels run on.
+
+use crate::simd::Isa;
+use crate::threads::Gang;
+
+/// An instruction set and a gang of threads: passed to every fast kernel.
+#[derive(Debug)]
+pub struct Cpu {
+    /// The instruction set kernels are run with.
+    pub isa: Isa,
+    /// The threads kernels share their tasks among.
+    pub gang: Gang,
+}
+
+impl Cpu {
+    /// `threads` threads with instruction set `isa`.
+    ///
+    /// # Panics
+    /// When `threads` is 0.
+    pub fn new(isa: Isa, threads: usize) -> Cpu {
+        Cpu { isa, gang: Gang::new(threads) }
+    }
+}

@@ -1,4 +1,19 @@
-//! Mixture of experts.
+//! Mixture of experts: routing, and the products of the chosen experts.
+//!
+//! Routing (MODELS.md section 6): scores are `sigmoid` or `softmax` of the logits; experts are
+//! chosen by score plus correction bias, weighed by the score alone, then renormalised, then
+//! scaled. With groups, a group's worth is the sum of its two best, and experts of groups that are
+//! not kept count as minus infinity. Ties go to the lower id.
+//!
+//! A token's experts are kept by ascending id, and their outputs are summed in that order, so the
+//! sum does not depend on the batch.
+
+mod experts;
+pub mod naive;
+mod route;
+
+pub use experts::{ExpertWeights, Workspace, experts};
+pub use route::route;
 
 /// How a router scores experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,7 +24,7 @@ pub enum Score {
     Softmax,
 }
 
-/// How experts are chosen and weighed (MODELS.md section 6).
+/// How experts are chosen and weighed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Router {
     /// Number of routed experts.
@@ -33,4 +48,13 @@ impl Router {
     pub fn has_bias(&self) -> bool {
         self.score == Score::Sigmoid
     }
+}
+
+/// An expert chosen for a token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// The expert.
+    pub expert: u32,
+    /// Its weight.
+    pub weight: f32,
 }

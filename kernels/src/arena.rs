@@ -1,0 +1,165 @@
+//! An arena: the bytes behind the units of one tier.
+//!
+//! One allocation, 64-byte aligned, zeroed lazily by the system. Who may write which part is the
+//! business of the pools; an arena only checks bounds and alignment. Offsets are in bytes.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use thiserror::Error;
+
+const ALIGN: usize = 64;
+
+/// An arena that the system would not give.
+#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
+#[error("the system refuses an arena of {bytes} bytes")]
+pub struct ArenaError {
+    /// Bytes asked for.
+    pub bytes: usize,
+}
+
+/// The bytes of one tier.
+#[derive(Debug)]
+pub struct Arena {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: an arena owns its allocation as a `Vec<u8>` does.
+unsafe impl Send for Arena {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// An arena of `bytes` zero bytes.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn new(bytes: usize) -> Result<Arena, ArenaError> {
+        if bytes == 0 {
+            return Ok(Arena { start: NonNull::dangling(), bytes });
+        }
+        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| ArenaError { bytes })?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(ArenaError { bytes })?;
+        Ok(Arena { start, bytes })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// `len` values at byte `offset`.
+    ///
+    /// # Panics
+    /// When they leave the arena or `offset` is not a multiple of 4.
+    pub fn f32s(&self, offset: usize, len: usize) -> &[f32] {
+        self.check(offset, len);
+        // SAFETY: in bounds and aligned by `check`; every bit pattern is an f32; `&self` keeps
+        // writers out.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset).cast(), len) }
+    }
+
+    /// `len` values at byte `offset`, to write.
+    ///
+    /// # Panics
+    /// As [`Arena::f32s`].
+    pub fn f32s_mut(&mut self, offset: usize, len: usize) -> &mut [f32] {
+        self.check(offset, len);
+        // SAFETY: as above; `&mut self` keeps all others out.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), len) }
+    }
+
+    /// `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// When they leave the arena.
+    pub fn slice(&self, offset: usize, len: usize) -> &[u8] {
+        bytemuck::cast_slice(self.f32s(offset, len / 4))
+    }
+
+    /// Copies `len` bytes from `source` to `target`; the two may overlap.
+    ///
+    /// # Panics
+    /// When either leaves the arena.
+    pub fn copy_within(&mut self, source: usize, target: usize, len: usize) {
+        assert!(source.max(target).checked_add(len).is_some_and(|end| end <= self.bytes));
+        // SAFETY: both ends are in bounds by the assertion; `copy` allows overlap.
+        unsafe {
+            let start = self.start.as_ptr();
+            std::ptr::copy(start.add(source), start.add(target), len);
+        }
+    }
+
+    /// Access for the tasks of a job, which write disjoint parts.
+    pub fn parts(&mut self) -> ArenaParts<'_> {
+        ArenaParts { start: self.start.as_ptr(), bytes: self.bytes, arena: PhantomData }
+    }
+
+    fn check(&self, offset: usize, len: usize) {
+        check(self.bytes, offset, len);
+    }
+}
+
+fn check(bytes: usize, offset: usize, len: usize) {
+    assert!(offset.is_multiple_of(4), "offset {offset} is not a multiple of 4");
+    let end = len.checked_mul(4).and_then(|len| len.checked_add(offset));
+    assert!(end.is_some_and(|end| end <= bytes), "{len} values at {offset} leave {bytes} bytes");
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            let layout = Layout::from_size_align(self.bytes, ALIGN).expect("checked in `new`");
+            // SAFETY: allocated in `new` with the same layout.
+            unsafe { dealloc(self.start.as_ptr(), layout) }
+        }
+    }
+}
+
+/// An arena of which the tasks of a job write disjoint parts.
+#[derive(Clone, Copy)]
+pub struct ArenaParts<'a> {
+    start: *mut u8,
+    bytes: usize,
+    arena: PhantomData<&'a mut Arena>,
+}
+
+// SAFETY: references are given only by `unsafe` functions whose callers vouch that parts in use at
+// one time do not overlap, or are only read.
+unsafe impl Sync for ArenaParts<'_> {}
+// SAFETY: as above.
+unsafe impl Send for ArenaParts<'_> {}
+
+impl<'a> ArenaParts<'a> {
+    /// `len` values at byte `offset`, to read.
+    ///
+    /// # Safety
+    /// No reference to write any value of the part is in use while the result is.
+    ///
+    /// # Panics
+    /// As [`Arena::f32s`].
+    #[inline]
+    pub unsafe fn f32s(&self, offset: usize, len: usize) -> &'a [f32] {
+        check(self.bytes, offset, len);
+        // SAFETY: in bounds and aligned by `check`, not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(offset).cast(), len) }
+    }
+
+    /// `len` values at byte `offset`, to write.
+    ///
+    /// # Safety
+    /// No other reference to any value of the part is in use while the result is.
+    ///
+    /// # Panics
+    /// As [`Arena::f32s`].
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn f32s_mut(&self, offset: usize, len: usize) -> &'a mut [f32] {
+        check(self.bytes, offset, len);
+        // SAFETY: in bounds and aligned by `check`, unaliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(offset).cast(), len) }
+    }
+}

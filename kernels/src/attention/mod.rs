@@ -1,0 +1,86 @@
+//! What attention operators share: paged rows, and softmax over them in tiles and segments.
+//!
+//! Keys and values of a sequence lie in blocks of 64 positions, found through a table. A query row
+//! at position `p` sees positions `0..=p`. It walks them in tiles of one block; tiles are gathered
+//! in **segments** of 1,024 positions, each with its own running maximum, sum and weighted values,
+//! and the segments are merged in order. Tiles and segments lie at absolute positions, so a row's
+//! result depends on its position alone, not on how its prompt was cut or who computes it.
+
+mod core;
+
+pub(crate) use self::core::{Running, TileKeys, Widths, core_scratch};
+
+use std::ops::Range;
+
+use crate::arena::Arena;
+use crate::rows::Rows;
+use crate::span::{BLOCK_LEN, Span};
+
+/// The spans of a batch and the per-token rows of one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Paged<'a> {
+    /// The spans.
+    pub spans: &'a [Span],
+    /// Byte offsets of blocks; a span's `table` is its part.
+    pub tables: &'a [usize],
+    /// Where blocks lie.
+    pub arena: &'a Arena,
+    /// Byte offset of this layer's rows in a block.
+    pub at: usize,
+}
+
+impl<'a> Paged<'a> {
+    /// `len` values of the layer in the block that holds position `block * 64` of `span`, `from`
+    /// values after the layer's start.
+    pub(crate) fn block(&self, span: &Span, block: usize, from: usize, len: usize) -> &'a [f32] {
+        let table = &self.tables[span.table.clone()];
+        self.arena.f32s(table[block] + self.at + from * size_of::<f32>(), len)
+    }
+}
+
+/// Writes the rows of every span to their places: `rows` is `[rows][groups * width]`, a block holds
+/// `[group][64][width]`, starting `from` values after the layer's start.
+///
+/// Attention reads what was written, the current span's rows too, so this comes first.
+///
+/// # Panics
+/// When a table is shorter than its span's end, or a place leaves the arena.
+pub fn write_rows(
+    (spans, tables): (&[Span], &[usize]),
+    rows: Rows<'_>,
+    width: usize,
+    arena: &mut Arena,
+    at: usize,
+) {
+    for span in spans {
+        let table = &tables[span.table.clone()];
+        for r in 0..span.rows {
+            let position = span.start + r;
+            let block = table[position / BLOCK_LEN] + at;
+            for (group, values) in rows.row(span.first_row + r).chunks_exact(width).enumerate() {
+                let place = (group * BLOCK_LEN + position % BLOCK_LEN) * width;
+                let place = block + place * size_of::<f32>();
+                arena.f32s_mut(place, width).copy_from_slice(values);
+            }
+        }
+    }
+}
+
+/// A task's rows: at most `most` rows of a span that lie in `range`.
+pub(crate) fn row_tasks(
+    spans: &[Span],
+    most: usize,
+    range: impl Fn(&Span) -> Range<usize>,
+    tasks: &mut Vec<(usize, Range<usize>)>,
+) {
+    tasks.clear();
+    for (i, span) in spans.iter().enumerate() {
+        let range = range(span);
+        let mut at = range.start;
+        while at < range.end {
+            let end = range.end.min(at + most);
+            tasks.push((i, at..end));
+            at = end;
+        }
+    }
+}

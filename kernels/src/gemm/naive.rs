@@ -1,0 +1,27 @@
+//! The definition: one sum per output, inputs in order.
+
+use crate::matrix::{Matrix, Values};
+use crate::rows::{Rows, RowsMut};
+use crate::simd::Element;
+
+/// `out = x wᵀ`.
+///
+/// # Panics
+/// When the shapes do not fit.
+pub fn gemm(x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
+    match w.values {
+        Values::F32(values) => product(x, values, out),
+        Values::Bf16(values) => product(x, values, out),
+        Values::F16(values) => product(x, values, out),
+    }
+}
+
+fn product<E: Element>(x: Rows<'_>, w: &[E], mut out: RowsMut<'_>) {
+    let k = x.width();
+    assert_eq!((x.count(), w.len()), (out.count(), out.width() * k));
+    for i in 0..x.count() {
+        for (y, w) in out.row(i).iter_mut().zip(w.chunks_exact(k)) {
+            *y = x.row(i).iter().zip(w).map(|(x, w)| x * w.widen()).sum();
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The fast form: one task per key head and up to 64 rows of a span.
+
+use std::ops::Range;
+
+use super::Shape;
+use crate::attention::{Paged, Running, TileKeys, Widths, core_scratch, row_tasks};
+use crate::device::Cpu;
+use crate::rows::{Rows, RowsMut};
+use crate::scratch::{Scratch, take};
+use crate::simd::{Kernel, Simd};
+use crate::span::{BLOCK_LEN, Span};
+use crate::threads::Shards;
+
+/// Rows of a span per task.
+const ROWS: usize = 64;
+
+/// Values of scratch that [`attend`] needs per thread.
+pub fn scratch_len(shape: Shape) -> usize {
+    let rows = ROWS * shape.heads / shape.kv_heads;
+    rows * shape.head_dim + core_scratch(rows, shape.head_dim)
+}
+
+/// Attends every row of every span; `q` and `out` are `[rows][heads * head_dim]`. `tasks` is
+/// reused from call to call.
+///
+/// # Panics
+/// When the shapes do not fit or `scratch` is too small.
+pub fn attend(
+    cpu: &Cpu,
+    shape: Shape,
+    q: Rows<'_>,
+    paged: Paged<'_>,
+    scratch: &mut Scratch,
+    tasks: &mut Vec<(usize, Range<usize>)>,
+    mut out: RowsMut<'_>,
+) {
+    let width = shape.heads * shape.head_dim;
+    assert_eq!((q.width(), out.width(), q.count()), (width, width, out.count()));
+    row_tasks(paged.spans, ROWS, |span| 0..span.rows, tasks);
+    let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
+    let stride = out.stride();
+    let shards = Shards::new(out.data());
+    cpu.gang.run(tasks.len() * shape.kv_heads, |worker, task| {
+        let (span, rows) = &tasks[task / shape.kv_heads];
+        // SAFETY: this is the worker.
+        let scratch = unsafe { scratch.of(worker) };
+        let (span, rows, kv_head) = (&paged.spans[*span], rows.clone(), task % shape.kv_heads);
+        cpu.isa.run(Task { shape, q, paged, span, rows, kv_head, scratch, out: shards, stride });
+    });
+}
+
+struct Task<'a> {
+    shape: Shape,
+    q: Rows<'a>,
+    paged: Paged<'a>,
+    span: &'a Span,
+    rows: Range<usize>,
+    kv_head: usize,
+    scratch: &'a mut [f32],
+    out: Shards<'a, f32>,
+    stride: usize,
+}
+
+impl Kernel for Task<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let dim = self.shape.head_dim;
+        let group = self.shape.heads / self.shape.kv_heads;
+        let width = group * dim;
+        let column = self.kv_head * width;
+        let mut rest = self.scratch;
+        let queries = take(&mut rest, self.rows.len() * width);
+        for (i, r) in self.rows.clone().enumerate() {
+            let q = &self.q.row(self.span.first_row + r)[column..column + width];
+            queries[i * width..(i + 1) * width].copy_from_slice(q);
+        }
+        let widths = Widths { key: dim, value: dim, scale: self.shape.scale() };
+        let start = self.span.start + self.rows.start;
+        let mut running = Running::new(queries, widths, start, group, rest);
+        let part = BLOCK_LEN * dim;
+        let keys_from = self.kv_head * part;
+        let values_from = self.shape.keys_in_block() + keys_from;
+        for block in 0..running.end().div_ceil(BLOCK_LEN) {
+            let keys = self.paged.block(self.span, block, keys_from, part);
+            let values = self.paged.block(self.span, block, values_from, part);
+            let tile = TileKeys { keys, key_stride: dim, values, value_stride: dim };
+            running.tile(s, block * BLOCK_LEN, tile);
+        }
+        let attended = running.finish(s);
+        for (i, r) in self.rows.enumerate() {
+            let at = (self.span.first_row + r) * self.stride + column;
+            // SAFETY: this task alone writes these heads of these rows.
+            let out = unsafe { self.out.slice_mut(at..at + width) };
+            out.copy_from_slice(&attended[i * width..(i + 1) * width]);
+        }
+    }
+}

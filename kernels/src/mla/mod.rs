@@ -1,0 +1,142 @@
+//! Multi-head latent attention over paged latent rows (MODELS.md section 5; DeepSeek-V2 report).
+//!
+//! A block holds, per layer, `[64][rank + rope]`: the latent after its norm, then the key part all
+//! heads share. The up-projection `up` is `[heads * (nope + value), rank]`, per head the key rows,
+//! then the value rows. Two forms give the same numbers in different orders:
+//!
+//! * **expanded** (prompt rows): keys `[up_k ĉ | shared]` and values `up_v ĉ` of each head are
+//!   computed from the latents, then attended;
+//! * **absorbed** (generated rows, and the prompt's last cell): the query is taken into the latent
+//!   space, `q_lat = up_kᵀ q`, attends latents directly, and the attended latent is projected.
+//!
+//! Which row takes which form is written in its span (`absorbed_from`), never guessed from a length
+//! here. Scores are times `(nope + rope)^-1/2`, causal, softmax in f32. In Kimi's models the shared
+//! part is not rotated, but it is still projected, cached and scored.
+
+mod absorbed;
+mod expanded;
+pub mod naive;
+
+use std::ops::Range;
+
+use crate::arena::Arena;
+use crate::attention::{Paged, write_rows};
+use crate::device::Cpu;
+use crate::matrix::{Matrix, Values};
+use crate::rows::{Rows, RowsMut};
+use crate::scratch::Scratch;
+use crate::simd::Element;
+use crate::span::Span;
+
+/// Heads and widths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Query heads.
+    pub heads: usize,
+    /// Width of a head's part that comes from the latent.
+    pub nope: usize,
+    /// Width of the key part all heads share.
+    pub rope: usize,
+    /// Width of a head's values.
+    pub value_dim: usize,
+    /// Width of the latent.
+    pub rank: usize,
+}
+
+impl Shape {
+    /// Width of a cached row.
+    pub fn row(&self) -> usize {
+        self.rank + self.rope
+    }
+
+    /// Width of a head's query.
+    pub fn query(&self) -> usize {
+        self.nope + self.rope
+    }
+
+    /// Rows of the up-projection per head.
+    fn up(&self) -> usize {
+        self.nope + self.value_dim
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.query() as f32).sqrt()
+    }
+}
+
+/// Values of scratch that [`attend`] needs per thread.
+pub fn scratch_len(shape: Shape) -> usize {
+    expanded::scratch_len(shape).max(absorbed::scratch_len(shape))
+}
+
+/// Writes the latent rows `[rows][rank + rope]` of every span to their blocks.
+pub fn write(
+    shape: Shape,
+    (spans, tables): (&[Span], &[usize]),
+    latents: Rows<'_>,
+    arena: &mut Arena,
+    at: usize,
+) {
+    write_rows((spans, tables), latents, shape.row(), arena, at);
+}
+
+/// Queries and weights of one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// `[rows][heads * (nope + rope)]`.
+    pub q: Rows<'a>,
+    /// The up-projection.
+    pub up: Matrix<'a>,
+}
+
+/// Attends every row of every span, in the form its span says; `out` is `[rows][heads * value]`.
+/// `tasks` is reused from call to call.
+///
+/// # Panics
+/// When the shapes do not fit or `scratch` is too small.
+pub fn attend(
+    cpu: &Cpu,
+    shape: Shape,
+    inputs: Inputs<'_>,
+    paged: Paged<'_>,
+    scratch: &mut Scratch,
+    tasks: &mut Vec<(usize, Range<usize>)>,
+    mut out: RowsMut<'_>,
+) {
+    let Inputs { q, up } = inputs;
+    assert_eq!(q.width(), shape.heads * shape.query());
+    assert_eq!((up.rows, up.cols), (shape.heads * shape.up(), shape.rank));
+    assert_eq!((out.count(), out.width()), (q.count(), shape.heads * shape.value_dim));
+    match up.values {
+        Values::F32(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
+        Values::Bf16(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
+        Values::F16(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
+    }
+}
+
+/// What the tasks of both forms share.
+struct Job<'a, E> {
+    cpu: &'a Cpu,
+    shape: Shape,
+    q: Rows<'a>,
+    up: &'a [E],
+    paged: Paged<'a>,
+}
+
+impl<E> Clone for Job<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Job<'_, E> {}
+
+fn forms<E: Element>(
+    job: Job<'_, E>,
+    scratch: &mut Scratch,
+    tasks: &mut Vec<(usize, Range<usize>)>,
+    out: &mut RowsMut<'_>,
+) {
+    expanded::attend(job, scratch, tasks, out);
+    absorbed::attend(job, scratch, tasks, out);
+}

@@ -1,0 +1,126 @@
+//! The fast routing: scores as vectors, the best picked one after another.
+
+use super::{Choice, Router, Score};
+use crate::device::Cpu;
+use crate::rows::Rows;
+use crate::simd::{Kernel, Simd, load, math, store};
+use crate::threads::Shards;
+
+/// Most experts a router may have.
+const MOST_EXPERTS: usize = 1024;
+
+/// Chooses `top_k` experts for each row of `logits` `[rows][experts]`: `choices` is
+/// `[rows][top_k]`, by ascending expert. `bias` is `[experts]` where the router has one, else empty.
+///
+/// # Panics
+/// When the shapes do not fit or there are more than 1,024 experts.
+pub fn route(cpu: &Cpu, router: &Router, logits: Rows<'_>, bias: &[f32], choices: &mut [Choice]) {
+    assert!(router.experts <= MOST_EXPERTS && router.top_k <= router.experts);
+    assert_eq!(logits.width(), router.experts);
+    assert_eq!(bias.len(), if router.has_bias() { router.experts } else { 0 });
+    assert_eq!(choices.len(), logits.count() * router.top_k);
+    let choices = Shards::new(choices);
+    cpu.gang.run(logits.count().div_ceil(8), |_, task| {
+        for i in task * 8..logits.count().min(task * 8 + 8) {
+            // SAFETY: row i belongs to one task.
+            let choices = unsafe { choices.slice_mut(i * router.top_k..(i + 1) * router.top_k) };
+            let mut scores = [0.0; MOST_EXPERTS];
+            let scores = &mut scores[..router.experts];
+            cpu.isa.run(Scores { score: router.score, logits: logits.row(i), scores });
+            choose(router, scores, bias, choices);
+        }
+    });
+}
+
+struct Scores<'a> {
+    score: Score,
+    logits: &'a [f32],
+    scores: &'a mut [f32],
+}
+
+impl Kernel for Scores<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let max = self.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        let mut at = 0;
+        while at < self.logits.len() {
+            let n = (self.logits.len() - at).min(S::LANES);
+            let x = load(s, &self.logits[at..], n);
+            let y = match self.score {
+                Score::Sigmoid => math::sigmoid(s, x),
+                Score::Softmax => math::exp(s, s.sub(x, s.splat(max))),
+            };
+            store(s, &mut self.scores[at..], n, y);
+            for score in &self.scores[at..at + n] {
+                sum += score;
+            }
+            at += n;
+        }
+        if self.score == Score::Softmax {
+            self.scores.iter_mut().for_each(|score| *score /= sum);
+        }
+    }
+}
+
+fn choose(router: &Router, scores: &[f32], bias: &[f32], choices: &mut [Choice]) {
+    let mut worth = [0.0; MOST_EXPERTS];
+    let worth = &mut worth[..scores.len()];
+    worth.copy_from_slice(scores);
+    worth.iter_mut().zip(bias).for_each(|(w, b)| *w += b);
+    if router.groups > 1 {
+        mask_groups(router, worth);
+    }
+    let mut sum = 0.0;
+    for choice in choices.iter_mut() {
+        let best = best(worth);
+        worth[best] = f32::NEG_INFINITY;
+        *choice = Choice { expert: best as u32, weight: scores[best] };
+    }
+    choices.sort_unstable_by_key(|choice| choice.expert);
+    choices.iter().for_each(|choice| sum += choice.weight);
+    let factor = if router.renormalize { router.scale / (sum + 1e-20) } else { router.scale };
+    choices.iter_mut().for_each(|choice| choice.weight *= factor);
+}
+
+/// Index of the largest value, the lowest of equals. Values already taken are minus infinity, and
+/// there are always fewer of them than values.
+fn best(worth: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, w) in worth.iter().enumerate() {
+        if *w > worth[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+fn mask_groups(router: &Router, worth: &mut [f32]) {
+    let size = router.experts / router.groups;
+    let mut of_groups = [0.0; MOST_EXPERTS];
+    let of_groups = &mut of_groups[..router.groups];
+    for (group, total) in worth.chunks_exact(size).zip(of_groups.iter_mut()) {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for w in group {
+            if *w > first {
+                (first, second) = (*w, first);
+            } else if *w > second {
+                second = *w;
+            }
+        }
+        *total = if size > 1 { first + second } else { first };
+    }
+    let mut kept = [false; MOST_EXPERTS];
+    for _ in 0..router.top_groups {
+        let group = best(of_groups);
+        kept[group] = true;
+        of_groups[group] = f32::NEG_INFINITY;
+    }
+    for (group, worth) in worth.chunks_exact_mut(size).enumerate() {
+        if !kept[group] {
+            worth.fill(f32::NEG_INFINITY);
+        }
+    }
+}

@@ -1,4 +1,0 @@
-//! simd
-pub enum Isa {
-    Scalar,
-}

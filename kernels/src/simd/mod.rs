@@ -1,0 +1,264 @@
+//! One vector interface, one dispatch table.
+//!
+//! A kernel is written once, generic over [`Simd`], as a struct that implements [`Kernel`];
+//! [`Isa::run`] is the only place that picks an instruction set. A value of an instruction set's
+//! type (`Avx2`, `Avx512`) exists only after the processor was asked, so it is a proof that its
+//! methods may be executed.
+//!
+//! Everything a kernel calls with a `Simd` value is `#[inline(always)]`, and closures are not used
+//! around vector code: only then is it compiled with the instruction set's features. A part that
+//! is used from several places goes through [`Simd::vectorize`] instead, once per set.
+
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub mod math;
+
+use half::{bf16, f16};
+
+use self::scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+use self::x86::{Avx2, Avx512};
+
+/// A piece of work that is compiled once per instruction set.
+pub trait Kernel {
+    /// What the work returns.
+    type Out;
+
+    /// Does the work. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Out;
+}
+
+/// Vectors of `f32` of one instruction set, `LANES` wide.
+///
+/// `fma(a, b, c)` is `a * b + c`, rounded once where the set has it. A sum over lanes has one fixed
+/// order, so equal inputs give equal bits.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// A vector.
+    type V: Copy;
+    /// The result of a comparison.
+    type Mask: Copy;
+    /// Values in a vector.
+    const LANES: usize;
+    /// Whether the set has 32 vector registers instead of 16.
+    const WIDE: bool;
+
+    /// Runs `kernel` in a function of its own that is compiled for this set.
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Out;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// `LANES` values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` values.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// The first `n < LANES` lanes from `p`, the rest zero.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` values.
+    unsafe fn load_head(self, p: *const f32, n: usize) -> Self::V;
+    /// `LANES` values at `p`, widened.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::V;
+    /// The first `n < LANES` lanes from `p`, widened, the rest zero.
+    ///
+    /// # Safety
+    /// As [`Simd::load_head`].
+    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V;
+    /// `LANES` values at `p`, widened.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_f16(self, p: *const f16) -> Self::V;
+    /// The first `n < LANES` lanes from `p`, widened, the rest zero.
+    ///
+    /// # Safety
+    /// As [`Simd::load_head`].
+    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> Self::V;
+    /// Writes all lanes to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `LANES` values.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Writes the first `n < LANES` lanes to `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of `n` values.
+    unsafe fn store_head(self, p: *mut f32, n: usize, v: Self::V);
+
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger; `b` when either is not a number.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The smaller; `b` when either is not a number.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The nearest whole number, ties to even.
+    fn round(self, v: Self::V) -> Self::V;
+    /// `2^n` for whole `n` in -126..=127.
+    fn pow2(self, n: Self::V) -> Self::V;
+    /// Exponent `e` and mantissa `m` of positive normal values: `v = m * 2^e`, `m` in `[0.5, 1)`.
+    fn frexp(self, v: Self::V) -> (Self::V, Self::V);
+    /// Lanes where `a < b`.
+    fn less(self, a: Self::V, b: Self::V) -> Self::Mask;
+    /// `a` where the mask is set, else `b`.
+    fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
+    /// The sum of all lanes, in one fixed order.
+    fn sum(self, v: Self::V) -> f32;
+    /// The largest lane.
+    fn max_lane(self, v: Self::V) -> f32;
+}
+
+/// A stored value that can be loaded as `f32` lanes.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// `LANES` values at `p`.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+    /// The first `n < LANES` lanes from `p`, the rest zero.
+    ///
+    /// # Safety
+    /// As [`Simd::load_head`].
+    unsafe fn load_head<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
+    /// The value as `f32`.
+    fn widen(self) -> f32;
+}
+
+macro_rules! element {
+    ($type:ty, $load:ident, $load_head:ident, $widen:expr) => {
+        impl Element for $type {
+            #[inline(always)]
+            unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
+                // SAFETY: the caller's promise is that of the function called.
+                unsafe { s.$load(p) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_head<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
+                // SAFETY: the caller's promise is that of the function called.
+                unsafe { s.$load_head(p, n) }
+            }
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+        }
+    };
+}
+
+element!(f32, load, load_head, |x: f32| x);
+element!(bf16, load_bf16, load_bf16_head, bf16::to_f32);
+element!(f16, load_f16, load_f16_head, f16::to_f32);
+
+/// The first `n <= LANES` values of `x` as lanes, the rest zero.
+#[inline(always)]
+pub(crate) fn load<S: Simd>(s: S, x: &[f32], n: usize) -> S::V {
+    assert!(n <= x.len());
+    // SAFETY: `x` has n values by the assertion, and no more lanes than n are read.
+    unsafe { if n >= S::LANES { s.load(x.as_ptr()) } else { s.load_head(x.as_ptr(), n) } }
+}
+
+/// Writes the first `n <= LANES` lanes to `out`.
+#[inline(always)]
+pub(crate) fn store<S: Simd>(s: S, out: &mut [f32], n: usize, v: S::V) {
+    assert!(n <= out.len());
+    // SAFETY: `out` has n values by the assertion, and no more lanes than n are written.
+    unsafe {
+        if n >= S::LANES {
+            s.store(out.as_mut_ptr(), v)
+        } else {
+            s.store_head(out.as_mut_ptr(), n, v)
+        }
+    }
+}
+
+/// An instruction set of this processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Isa(Set);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Set {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// Plain Rust: every processor has it.
+    pub const SCALAR: Isa = Isa(Set::Scalar);
+
+    /// The sets this processor has, slowest first.
+    pub fn available() -> Vec<Isa> {
+        let mut sets = vec![Isa::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if Avx2::detect().is_some() {
+                sets.push(Isa(Set::Avx2));
+            }
+            if Avx512::detect().is_some() {
+                sets.push(Isa(Set::Avx512));
+            }
+        }
+        sets
+    }
+
+    /// The fastest set this processor has.
+    pub fn best() -> Isa {
+        *Isa::available().last().expect("the scalar set is always there")
+    }
+
+    /// The set called `name`: `scalar`, `avx2` or `avx512`.
+    ///
+    /// # Errors
+    /// A sentence that lists the sets of this processor, when `name` is not one of them.
+    pub fn by_name(name: &str) -> Result<Isa, String> {
+        let sets = Isa::available();
+        sets.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = sets.iter().map(|isa| isa.name()).collect();
+            format!("instruction set '{name}' is not one of this processor's: {}", names.join(", "))
+        })
+    }
+
+    /// The set's name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
+        }
+    }
+
+    /// Runs `kernel` compiled for this set: the dispatch table.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Out {
+        match self.0 {
+            Set::Scalar => Scalar.vectorize(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => Avx2::detect().expect("an Isa is made after detection").vectorize(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => {
+                Avx512::detect().expect("an Isa is made after detection").vectorize(kernel)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! Plain Rust vectors: sixteen lanes in an array, for processors without a set of their own.
+
+use half::{bf16, f16};
+
+use super::{Kernel, Simd};
+
+const LANES: usize = 16;
+
+/// Sixteen lanes of plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub struct Scalar;
+
+macro_rules! lanes {
+    ($i:ident => $value:expr) => {{
+        let mut out = [0.0f32; LANES];
+        let mut $i = 0;
+        while $i < LANES {
+            out[$i] = $value;
+            $i += 1;
+        }
+        out
+    }};
+}
+
+impl Simd for Scalar {
+    type V = [f32; LANES];
+    type Mask = [bool; LANES];
+    const LANES: usize = LANES;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        fn own<K: Kernel>(kernel: K) -> K::Out {
+            kernel.run(Scalar)
+        }
+        own(kernel)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        // SAFETY: the caller vouches for LANES values; an array has no alignment beyond f32's.
+        unsafe { p.cast::<[f32; LANES]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_head(self, p: *const f32, n: usize) -> Self::V {
+        // SAFETY: only lanes below n, which the caller vouches for, are read.
+        lanes!(i => if i < n { unsafe { *p.add(i) } } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::V {
+        // SAFETY: the caller vouches for LANES values.
+        lanes!(i => unsafe { *p.add(i) }.to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V {
+        // SAFETY: only lanes below n, which the caller vouches for, are read.
+        lanes!(i => if i < n { unsafe { *p.add(i) }.to_f32() } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const f16) -> Self::V {
+        // SAFETY: the caller vouches for LANES values.
+        lanes!(i => unsafe { *p.add(i) }.to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> Self::V {
+        // SAFETY: only lanes below n, which the caller vouches for, are read.
+        lanes!(i => if i < n { unsafe { *p.add(i) }.to_f32() } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller vouches for LANES values.
+        unsafe { p.cast::<[f32; LANES]>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_head(self, p: *mut f32, n: usize, v: Self::V) {
+        for (i, x) in v.into_iter().enumerate().take(n) {
+            // SAFETY: i < n, which the caller vouches for.
+            unsafe { *p.add(i) = x }
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        lanes!(i => a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn round(self, v: Self::V) -> Self::V {
+        // Adding and taking away 1.5 * 2^23 rounds to a whole number, ties to even, for
+        // |v| < 2^22; larger values are returned as they are (they come only from non-finite
+        // inputs here), and `round_ties_even` would call the C library.
+        const MAGIC: f32 = 12_582_912.0;
+        lanes!(i => if v[i].abs() < 4_194_304.0 { (v[i] + MAGIC) - MAGIC } else { v[i] })
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: Self::V) -> Self::V {
+        lanes!(i => f32::from_bits((((n[i] as i32) + 127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn frexp(self, v: Self::V) -> (Self::V, Self::V) {
+        let e = lanes!(i => ((v[i].to_bits() >> 23) as i32 - 126) as f32);
+        let m = lanes!(i => f32::from_bits((v[i].to_bits() & 0x007f_ffff) | 0x3f00_0000));
+        (e, m)
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::V, b: Self::V) -> Self::Mask {
+        let mut out = [false; LANES];
+        for i in 0..LANES {
+            out[i] = a[i] < b[i];
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V {
+        lanes!(i => if mask[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn sum(self, v: Self::V) -> f32 {
+        let mut half = LANES / 2;
+        let mut v = v;
+        while half > 0 {
+            for i in 0..half {
+                v[i] += v[i + half];
+            }
+            half /= 2;
+        }
+        v[0]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: Self::V) -> f32 {
+        let mut best = v[0];
+        for x in v {
+            best = if best > x { best } else { x };
+        }
+        best
+    }
+}

@@ -1,0 +1,317 @@
+//! AVX2 (8 lanes, 16 registers) and AVX-512 (16 lanes, 32 registers).
+//!
+//! A value of these types is made by `detect` alone, after the processor was asked: that is what
+//! makes the intrinsics below safe to execute, and every `SAFETY` comment of this file that says
+//! "the set is there" means it.
+
+use std::arch::is_x86_feature_detected;
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Kernel, Simd};
+
+/// AVX2 with FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The set, when the processor has it.
+    #[inline]
+    pub fn detect() -> Option<Avx2> {
+        let there = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        there.then_some(Avx2(()))
+    }
+}
+
+/// A mask with the first `n < 8` lanes set, for `maskload` and `maskstore`.
+#[inline(always)]
+fn head8(n: usize) -> __m256i {
+    const ONES_THEN_ZEROS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+    debug_assert!(n < 8);
+    // SAFETY: 8 - n..16 - n lies inside the 16 values for n < 8; the set is there.
+    unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - (n & 7)).cast()) }
+}
+
+/// The first `n < 8` values at `p` in an array of eight, the rest zero.
+///
+/// # Safety
+/// `p` is valid for reads of `n` values.
+#[inline(always)]
+unsafe fn head_u16(p: *const u16, n: usize) -> [u16; 8] {
+    let mut out = [0; 8];
+    for (i, x) in out.iter_mut().enumerate().take(n) {
+        // SAFETY: i < n, which the caller vouches for.
+        *x = unsafe { *p.add(i) };
+    }
+    out
+}
+
+/// `f32` lanes from eight bf16 patterns: the pattern is the upper half of the value.
+#[inline(always)]
+fn widen_bf16_8(bits: __m128i) -> __m256 {
+    // SAFETY: the set is there.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))) }
+}
+
+/// Sum of eight lanes: halves, then quarters, then pairs.
+#[inline(always)]
+fn sum8(v: __m256) -> f32 {
+    // SAFETY: the set is there.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<0b01>(two, two)))
+    }
+}
+
+#[inline(always)]
+fn max8(v: __m256) -> f32 {
+    // SAFETY: the set is there.
+    unsafe {
+        let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<0b01>(two, two)))
+    }
+}
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+// One-line bodies below are `unsafe` for one reason: the intrinsic needs the set, and `self` proves
+// that it is there.
+macro_rules! op {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self $(, $arg: $type)*) -> $out {
+            // SAFETY: the set is there.
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Simd for Avx2 {
+    type V = __m256;
+    type Mask = __m256;
+    const LANES: usize = 8;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn own<K: Kernel>(set: Avx2, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        // SAFETY: the set is there.
+        unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m256 {
+        // SAFETY: the caller vouches for 8 values; the set is there.
+        unsafe { _mm256_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_head(self, p: *const f32, n: usize) -> __m256 {
+        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
+        unsafe { _mm256_maskload_ps(p, head8(n)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
+        // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
+        widen_bf16_8(unsafe { _mm_loadu_si128(p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> __m256 {
+        // SAFETY: the caller vouches for n values; the set is there.
+        widen_bf16_8(unsafe { _mm_loadu_si128(head_u16(p.cast(), n).as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const f16) -> __m256 {
+        // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> __m256 {
+        // SAFETY: the caller vouches for n values; the set is there.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(head_u16(p.cast(), n).as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m256) {
+        // SAFETY: the caller vouches for 8 values; the set is there.
+        unsafe { _mm256_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_head(self, p: *mut f32, n: usize, v: __m256) {
+        // SAFETY: masked lanes are not written, the caller vouches for n; the set is there.
+        unsafe { _mm256_maskstore_ps(p, head8(n), v) }
+    }
+
+    op! {
+        fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
+        fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
+        fn sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
+        fn mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fn div(a: __m256, b: __m256) -> __m256 = _mm256_div_ps(a, b);
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        fn max(a: __m256, b: __m256) -> __m256 = _mm256_max_ps(a, b);
+        fn min(a: __m256, b: __m256) -> __m256 = _mm256_min_ps(a, b);
+        fn round(v: __m256) -> __m256 = _mm256_round_ps::<NEAREST>(v);
+        fn pow2(n: __m256) -> __m256 = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(
+            _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)),
+        ));
+        fn frexp(v: __m256) -> (__m256, __m256) = {
+            let bits = _mm256_castps_si256(v);
+            let e = _mm256_sub_epi32(_mm256_srli_epi32::<23>(bits), _mm256_set1_epi32(126));
+            let m = _mm256_and_si256(bits, _mm256_set1_epi32(0x007f_ffff));
+            let m = _mm256_or_si256(m, _mm256_set1_epi32(0x3f00_0000));
+            (_mm256_cvtepi32_ps(e), _mm256_castsi256_ps(m))
+        };
+        fn less(a: __m256, b: __m256) -> __m256 = _mm256_cmp_ps::<_CMP_LT_OQ>(a, b);
+        fn select(mask: __m256, a: __m256, b: __m256) -> __m256 = _mm256_blendv_ps(b, a, mask);
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m256) -> f32 {
+        sum8(v)
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: __m256) -> f32 {
+        max8(v)
+    }
+}
+
+/// AVX-512 F, BW, DQ and VL.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// The set, when the processor has it.
+    #[inline]
+    pub fn detect() -> Option<Avx512> {
+        let there = Avx2::detect().is_some()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        there.then_some(Avx512(()))
+    }
+}
+
+/// A mask with the first `n < 16` lanes set.
+#[inline(always)]
+fn head16(n: usize) -> __mmask16 {
+    debug_assert!(n < 16);
+    (1u16 << (n & 15)) - 1
+}
+
+#[inline(always)]
+fn widen_bf16_16(bits: __m256i) -> __m512 {
+    // SAFETY: the set is there.
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))) }
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    type Mask = __mmask16;
+    const LANES: usize = 16;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        fn own<K: Kernel>(set: Avx512, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        // SAFETY: the set is there.
+        unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        // SAFETY: the caller vouches for 16 values; the set is there.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_head(self, p: *const f32, n: usize) -> __m512 {
+        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
+        unsafe { _mm512_maskz_loadu_ps(head16(n), p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
+        // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
+        widen_bf16_16(unsafe { _mm256_loadu_si256(p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> __m512 {
+        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
+        widen_bf16_16(unsafe { _mm256_maskz_loadu_epi16(head16(n), p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const f16) -> __m512 {
+        // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> __m512 {
+        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(head16(n), p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        // SAFETY: the caller vouches for 16 values; the set is there.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_head(self, p: *mut f32, n: usize, v: __m512) {
+        // SAFETY: masked lanes are not written, the caller vouches for n; the set is there.
+        unsafe { _mm512_mask_storeu_ps(p, head16(n), v) }
+    }
+
+    op! {
+        fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        fn sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        fn mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fn div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fn fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fn max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        fn min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        fn round(v: __m512) -> __m512 = _mm512_roundscale_ps::<NEAREST>(v);
+        fn pow2(n: __m512) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(
+            _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)),
+        ));
+        fn frexp(v: __m512) -> (__m512, __m512) = {
+            let bits = _mm512_castps_si512(v);
+            let e = _mm512_sub_epi32(_mm512_srli_epi32::<23>(bits), _mm512_set1_epi32(126));
+            let m = _mm512_and_si512(bits, _mm512_set1_epi32(0x007f_ffff));
+            let m = _mm512_or_si512(m, _mm512_set1_epi32(0x3f00_0000));
+            (_mm512_cvtepi32_ps(e), _mm512_castsi512_ps(m))
+        };
+        fn less(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+        fn select(mask: __mmask16, a: __m512, b: __m512) -> __m512 =
+            _mm512_mask_blend_ps(mask, b, a);
+        fn sum(v: __m512) -> f32 =
+            sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+        fn max_lane(v: __m512) -> f32 =
+            max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+    }
+}

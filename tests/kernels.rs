@@ -1,0 +1,736 @@
+//! Every operator, naive and fast, against the oracle's values, with every instruction set of this
+//! processor, one thread and several, and with all buffers poisoned before use.
+
+mod support;
+
+use kernels::attention::write_rows;
+use kernels::norm::{GateKind, Scale};
+use kernels::rope::{Rope, RopeScaling};
+use kernels::{
+    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch,
+    Snapshot, Span, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+};
+use support::{Case, Random, assert_close, cases, cpus};
+
+const F32: usize = size_of::<f32>();
+
+/// An output of `n` values that are not numbers until written.
+fn poisoned(n: usize) -> Vec<f32> {
+    vec![f32::NAN; n]
+}
+
+/// Runs `fast` with every processor setting and `naive` once, each into a fresh poisoned output,
+/// and compares all of them with `expected`.
+fn check(
+    what: &str,
+    expected: &[f32],
+    tolerance: f64,
+    naive: impl FnOnce(&mut [f32]),
+    fast: impl Fn(&Cpu, &mut [f32]),
+) {
+    let mut out = poisoned(expected.len());
+    naive(&mut out);
+    assert_close(&format!("{what}, naive"), &out, expected, tolerance);
+    for cpu in cpus() {
+        let mut out = poisoned(expected.len());
+        fast(&cpu, &mut out);
+        let threads = cpu.gang.threads();
+        let what = format!("{what}, {} with {threads} threads", cpu.isa.name());
+        assert_close(&what, &out, expected, tolerance);
+    }
+}
+
+#[test]
+fn norms_match_the_oracle() {
+    for case in cases("norms") {
+        if !case.name.starts_with('D') {
+            continue; // activations and block residuals
+        }
+        let (d, eps) = (case.size("D"), case.number("eps") as f32);
+        let (x, w) = (Rows::new(case.values("x"), d), case.values("w"));
+        let gate = Rows::new(case.values("gate"), d);
+        for (name, scale) in [("rms", Scale::Plain(w)), ("rms_zero_centered", Scale::OnePlus(w))] {
+            check(
+                &format!("{}/{name}", case.name),
+                case.values(name),
+                3e-6,
+                |out| norm::naive::rms_norm(x, scale, eps, RowsMut::new(out, d)),
+                |cpu, out| {
+                    norm::rms_norm(cpu, x, scale, eps, RowsMut::new(out, d));
+                    let mut in_place = case.values("x").to_vec();
+                    norm::rms_norm_in_place(cpu, RowsMut::new(&mut in_place, d), scale, eps);
+                    assert_eq!(in_place, out, "where it lies or elsewhere");
+                },
+            );
+        }
+        for (name, kind) in [("gated_sigmoid", GateKind::Sigmoid), ("gated_silu", GateKind::Silu)] {
+            check(
+                &format!("{}/{name}", case.name),
+                case.values(name),
+                3e-6,
+                |out| norm::naive::rms_norm_gated(x, w, eps, gate, kind, RowsMut::new(out, d)),
+                |cpu, out| norm::rms_norm_gated(cpu, x, w, eps, gate, kind, RowsMut::new(out, d)),
+            );
+        }
+    }
+}
+
+#[test]
+fn silu_glu_matches_the_oracle() {
+    for case in cases("norms").iter().filter(|case| case.name == "swiglu") {
+        let d = case.tensor("gate").shape[1];
+        let up = Rows::new(case.values("up"), d);
+        check(
+            "swiglu",
+            case.values("y"),
+            3e-6,
+            |out| {
+                out.copy_from_slice(case.values("gate"));
+                activation::naive::silu_mul(RowsMut::new(out, d), up);
+            },
+            |cpu, out| {
+                out.copy_from_slice(case.values("gate"));
+                activation::silu_mul(cpu, RowsMut::new(out, d), up);
+            },
+        );
+    }
+}
+
+#[test]
+fn rope_matches_the_oracle() {
+    for case in cases("rope") {
+        let about = &case.about["rope"];
+        let number = |key: &str| about[key].as_f64().expect("the case names its scaling");
+        let scaling = match about["rope_type"].as_str() {
+            Some("default") => RopeScaling::None,
+            Some("linear") => RopeScaling::Linear { factor: number("factor") },
+            Some("llama3") => RopeScaling::Llama3 {
+                factor: number("factor"),
+                low_freq_factor: number("low_freq_factor"),
+                high_freq_factor: number("high_freq_factor"),
+                original_context: number("original_max_position_embeddings"),
+            },
+            _ => continue, // yarn belongs to a family that is not served yet
+        };
+        let (head_dim, dim) = (case.size("D"), case.size("rotary_dim"));
+        let rope = Rope::new(dim, number("rope_theta"), scaling);
+        let frequencies: Vec<f32> = rope.frequencies.iter().map(|f| *f as f32).collect();
+        assert_close(&case.name, &frequencies, case.values("inv_freq"), 1e-6);
+        let positions: Vec<usize> = case.values("pos").iter().map(|p| *p as usize).collect();
+        let mut table = poisoned(positions.len() * dim);
+        rope::angles(&rope, &positions, &mut table);
+        let (x, angles) = (case.values("x"), Rows::new(&table, dim));
+        let width = 2 * head_dim;
+        check(
+            &case.name,
+            case.values("y_neox"),
+            2e-6,
+            |out| {
+                out.copy_from_slice(x);
+                rope::naive::rotate(RowsMut::new(out, width), head_dim, angles);
+            },
+            |cpu, out| {
+                out.copy_from_slice(x);
+                rope::rotate(cpu, RowsMut::new(out, width), head_dim, angles);
+            },
+        );
+    }
+}
+
+#[test]
+fn decay_gates_match_the_oracle() {
+    for case in cases("kda_gate") {
+        let (h, k) = (case.size("H"), case.size("K"));
+        let (a_log, bias) = (case.values("A_log"), case.values("dt_bias"));
+        let lower = case.number("lower_bound") as f32;
+        for (name, kind) in
+            [("g_softplus", kda::Gate::Softplus), ("g_lower_bound", kda::Gate::Bounded { lower })]
+        {
+            check(
+                name,
+                case.values(name),
+                2e-6,
+                |out| {
+                    out.copy_from_slice(case.values("x"));
+                    kda::naive::gate(kind, a_log, bias, RowsMut::new(out, h * k));
+                },
+                |cpu, out| {
+                    out.copy_from_slice(case.values("x"));
+                    kda::gate(cpu, kind, a_log, bias, RowsMut::new(out, h * k));
+                },
+            );
+        }
+    }
+}
+
+/// Spans of sequences that follow each other, sequence `i` reading and writing slot `i`, of
+/// `slot_bytes`; `from_zero` reads no slot.
+fn ragged(lens: &[usize], form: Form, slot_bytes: usize, from_zero: bool) -> Vec<Span> {
+    let mut first_row = 0;
+    let span = |(i, rows): (usize, &usize)| {
+        let span = Span {
+            first_row,
+            rows: *rows,
+            start: 0,
+            form,
+            absorbed_from: 0,
+            read: if from_zero { NO_SLOT } else { i * slot_bytes },
+            write: i * slot_bytes,
+            table: 0..0,
+            snapshots: 0..0,
+        };
+        first_row += rows;
+        span
+    };
+    lens.iter().enumerate().map(span).collect()
+}
+
+fn lens(case: &Case, rows: usize) -> Vec<usize> {
+    match case.about["lens"].as_array() {
+        Some(lens) => lens.iter().map(|n| n.as_u64().expect("a length") as usize).collect(),
+        None => vec![rows],
+    }
+}
+
+/// `[rows][cols]` to `[cols][rows]`.
+fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+}
+
+#[test]
+fn short_convolutions_match_the_oracle() {
+    for case in cases("short_conv") {
+        let (rows, d, w) = (case.size("T"), case.size("D"), case.size("W"));
+        let lens = lens(&case, rows);
+        let values = transposed(case.values("w"), d, w);
+        let taps = conv::Taps { channels: d, width: w, values: &values };
+        let x = Rows::new(case.values("x"), d);
+        let window = (w - 1) * d;
+        for kind in ["zero", "init"] {
+            if !case.has(&format!("y_{kind}")) {
+                continue;
+            }
+            let spans = ragged(&lens, Form::Chunk, window * F32, kind == "zero");
+            let mut arena = Arena::new(lens.len() * window * F32).expect("a small arena");
+            let run = |arena: &mut Arena, body: &mut dyn FnMut(conv::Windows<'_>)| {
+                for (i, state) in case.values("state_in").chunks_exact(window).enumerate() {
+                    let slot = arena.f32s_mut(i * window * F32, window);
+                    slot.copy_from_slice(&transposed(state, d, w - 1));
+                }
+                body(conv::Windows { spans: &spans, snapshots: &[], arena, at: 0 });
+                let expected = case.values(&format!("state_{kind}"));
+                for (i, state) in expected.chunks_exact(window).enumerate() {
+                    let slot = arena.f32s(i * window * F32, window);
+                    assert_eq!(slot, transposed(state, d, w - 1), "{} window", case.name);
+                }
+            };
+            let arena = std::cell::RefCell::new(&mut arena);
+            check(
+                &format!("{}/{kind}", case.name),
+                case.values(&format!("y_{kind}")),
+                2e-6,
+                |out| {
+                    run(&mut arena.borrow_mut(), &mut |windows| {
+                        conv::naive::conv(x, taps, windows, RowsMut::new(out, d));
+                    });
+                },
+                |cpu, out| {
+                    run(&mut arena.borrow_mut(), &mut |windows| {
+                        conv::conv(cpu, x, taps, windows, RowsMut::new(out, d));
+                    });
+                },
+            );
+        }
+    }
+}
+
+/// The rows of a KDA or GDN case, with queries, keys and values side by side.
+struct Delta {
+    shape: kda::Shape,
+    qkv: Vec<f32>,
+    lens: Vec<usize>,
+}
+
+impl Delta {
+    fn new(case: &Case) -> Delta {
+        let (k, v) = (&case.tensor("k").shape, &case.tensor("v").shape);
+        let shape =
+            kda::Shape { key_heads: k[1], value_heads: v[1], key_dim: k[2], value_dim: v[2] };
+        let mut qkv = Vec::new();
+        for t in 0..k[0] {
+            for name in ["q", "k", "v"] {
+                let values = case.values(name);
+                let width = values.len() / k[0];
+                qkv.extend_from_slice(&values[t * width..(t + 1) * width]);
+            }
+        }
+        Delta { shape, qkv, lens: lens(case, k[0]) }
+    }
+
+    fn inputs<'a>(&'a self, case: &'a Case) -> kda::Inputs<'a> {
+        let rows = case.tensor("q").shape[0];
+        kda::Inputs {
+            qkv: Rows::new(&self.qkv, self.shape.qkv_width()),
+            decay: Rows::new(case.values("g"), case.values("g").len() / rows),
+            beta: Rows::new(case.values("beta"), self.shape.value_heads),
+        }
+    }
+
+    /// The oracle's `[K][V]` states of all sequences as `[V][K]`.
+    fn states(&self, values: &[f32]) -> Vec<f32> {
+        let (k, v) = (self.shape.key_dim, self.shape.value_dim);
+        values.chunks_exact(k * v).flat_map(|s| transposed(s, k, v)).collect()
+    }
+}
+
+fn delta_rule_matches_the_oracle(op: &str) {
+    for case in cases(op) {
+        let delta = Delta::new(&case);
+        let shape = delta.shape;
+        let slot = shape.value_heads * shape.head_state();
+        let initial = delta.states(case.values("S0"));
+        for kind in ["zero", "init"] {
+            if !case.has(&format!("o_{kind}")) {
+                continue;
+            }
+            let end = delta.states(case.values(&format!("S_{kind}")));
+            for form in [Form::Chunk, Form::Step] {
+                let what = format!("{op} {}/{kind}, {form:?}", case.name);
+                let spans = ragged(&delta.lens, form, slot * F32, kind == "zero");
+                let run = |body: &mut dyn FnMut(kda::States<'_>)| {
+                    let mut arena = Arena::new(initial.len() * F32).expect("a small arena");
+                    arena.f32s_mut(0, initial.len()).copy_from_slice(&initial);
+                    let states =
+                        kda::States { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 };
+                    body(states);
+                    let state = arena.f32s(0, end.len());
+                    assert_close(&format!("{what}, state"), state, &end, 1e-5);
+                };
+                let width = shape.value_heads * shape.value_dim;
+                check(
+                    &what,
+                    case.values(&format!("o_{kind}")),
+                    1e-5,
+                    |out| {
+                        run(&mut |states| {
+                            let inputs = delta.inputs(&case);
+                            kda::naive::kda(shape, inputs, states, RowsMut::new(out, width));
+                        });
+                    },
+                    |cpu, out| {
+                        run(&mut |states| {
+                            let len = kda::scratch_len(shape);
+                            let mut scratch = Scratch::new(cpu.gang.threads(), len);
+                            scratch.fill(f32::NAN);
+                            let (inputs, out) = (delta.inputs(&case), RowsMut::new(out, width));
+                            kda::kda(cpu, shape, inputs, states, &mut scratch, out);
+                        });
+                    },
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn kda_matches_the_oracle() {
+    delta_rule_matches_the_oracle("kda");
+}
+
+#[test]
+fn gated_delta_net_matches_the_oracle() {
+    delta_rule_matches_the_oracle("gdn");
+}
+
+/// A sequence of `len` cached positions in blocks that lie in the arena in reverse, so that a
+/// table is needed to find them.
+fn reversed_table(len: usize, block_bytes: usize) -> Vec<usize> {
+    let blocks = len.div_ceil(BLOCK_LEN);
+    (0..blocks).map(|i| (blocks - 1 - i) * block_bytes).collect()
+}
+
+/// An arena of poison.
+fn poisoned_arena(bytes: usize) -> Arena {
+    let mut arena = Arena::new(bytes).expect("a small arena");
+    arena.f32s_mut(0, bytes / F32).fill(f32::NAN);
+    arena
+}
+
+#[test]
+fn mla_matches_the_oracle_in_both_forms() {
+    for case in cases("mla") {
+        let [t, s] = ["T", "S"].map(|k| case.size(k));
+        let shape = mla::Shape {
+            heads: case.size("H"),
+            nope: case.size("nope"),
+            rope: case.size("rope"),
+            value_dim: case.size("v"),
+            rank: case.size("rank"),
+        };
+        let join = |a: &str, b: &str, rows: usize| -> Vec<f32> {
+            let (a, b) = (case.values(a), case.values(b));
+            let (na, nb) = (a.len() / rows, b.len() / rows);
+            let row = |i| [&a[i * na..(i + 1) * na], &b[i * nb..(i + 1) * nb]].concat();
+            (0..rows).flat_map(row).collect()
+        };
+        let q = join("q_nope", "q_pe", t * shape.heads);
+        let latents = join("c_kv", "k_pe", s);
+        let block_bytes = BLOCK_LEN * shape.row() * F32;
+        let tables = reversed_table(s, block_bytes);
+        let mut arena = poisoned_arena(tables.len() * block_bytes);
+        let table = 0..tables.len();
+        let mut span = ragged(&[s], Form::Chunk, 0, true).remove(0);
+        span.table = table.clone();
+        let all = Rows::new(&latents, shape.row());
+        mla::write(shape, (std::slice::from_ref(&span), &tables), all, &mut arena, 0);
+        let up = case.values("kv_b_proj");
+        let up = Matrix::new(up.len() / shape.rank, shape.rank, Values::F32(up));
+        let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
+        let width = shape.heads * shape.value_dim;
+        for absorbed_from in [0, t / 2, t] {
+            let span =
+                Span { rows: t, start: s - t, absorbed_from, table: table.clone(), ..span.clone() };
+            let spans = [span];
+            let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+            check(
+                &format!("mla {}, absorbed from {absorbed_from} of {t}", case.name),
+                case.values("o"),
+                1e-5,
+                |out| mla::naive::attend(shape, inputs, paged, RowsMut::new(out, width)),
+                |cpu, out| {
+                    let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+                    scratch.fill(f32::NAN);
+                    let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
+                    mla::attend(cpu, shape, inputs, paged, &mut scratch, tasks, out);
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn paged_gqa_matches_the_oracle() {
+    for case in cases("gqa_paged") {
+        let [heads, kv_heads, head_dim] = ["Hq", "Hk", "D"].map(|k| case.size(k));
+        let shape = gqa::Shape { heads, kv_heads, head_dim };
+        let old_block = case.size("block_size");
+        let old_tables = case.tensor("block_tables");
+        let block_bytes = 2 * kv_heads * BLOCK_LEN * head_dim * F32;
+        let kv_lens: Vec<usize> = case.values("kv_lens").iter().map(|x| *x as usize).collect();
+        let q_lens: Vec<usize> = case.values("q_lens").iter().map(|x| *x as usize).collect();
+        let mut tables: Vec<usize> = Vec::new();
+        let mut spans = Vec::new();
+        let mut first_row = 0;
+        for (rows, len) in q_lens.iter().zip(&kv_lens) {
+            let own = reversed_table(*len, block_bytes);
+            let base = tables.len() * block_bytes;
+            let table = tables.len()..tables.len() + own.len();
+            tables.extend(own.iter().map(|offset| base + offset));
+            let span = ragged(&[*rows], Form::Step, 0, true).remove(0);
+            spans.push(Span { first_row, start: len - rows, table, ..span });
+            first_row += rows;
+        }
+        let mut arena = poisoned_arena(tables.len() * block_bytes);
+        for (i, span) in spans.iter().enumerate() {
+            let per_row = kv_heads * head_dim;
+            let gather = |cache: &str| -> Vec<f32> {
+                let row = |t: usize| {
+                    let width = old_tables.shape[1];
+                    let block = old_tables.values[i * width + t / old_block] as usize;
+                    let at = (block * old_block + t % old_block) * per_row;
+                    case.values(cache)[at..at + per_row].to_vec()
+                };
+                (0..kv_lens[i]).flat_map(row).collect()
+            };
+            let (keys, values) = (gather("k_cache"), gather("v_cache"));
+            let whole = Span { first_row: 0, rows: kv_lens[i], start: 0, ..span.clone() };
+            let at = (std::slice::from_ref(&whole), &tables[..]);
+            let rows = |x| Rows::new(x, per_row);
+            gqa::write(shape, at, rows(&keys), rows(&values), &mut arena, 0);
+        }
+        let q = Rows::new(case.values("q"), heads * head_dim);
+        let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+        let width = heads * head_dim;
+        check(
+            &format!("gqa {}", case.name),
+            case.values("o"),
+            1e-5,
+            |out| gqa::naive::attend(shape, q, paged, RowsMut::new(out, width)),
+            |cpu, out| {
+                let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
+                scratch.fill(f32::NAN);
+                let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
+                gqa::attend(cpu, shape, q, paged, &mut scratch, tasks, out);
+            },
+        );
+    }
+}
+
+#[test]
+fn expert_routing_matches_the_oracle() {
+    for case in cases("moe_routing") {
+        let sigmoid = case.about["score"] == "sigmoid";
+        let router = moe::Router {
+            experts: case.size("E"),
+            top_k: case.size("topk"),
+            score: if sigmoid { moe::Score::Sigmoid } else { moe::Score::Softmax },
+            groups: if sigmoid { case.size("n_group") } else { 1 },
+            top_groups: if sigmoid { case.size("topk_group") } else { 1 },
+            renormalize: case.about["norm_topk_prob"] == true,
+            scale: if sigmoid { case.number("routed_scaling_factor") as f32 } else { 1.0 },
+        };
+        let x = Rows::new(case.values("x"), 32);
+        let w = Matrix::new(router.experts, 32, Values::F32(case.values("w")));
+        let bias = if sigmoid { case.values("bias") } else { &[] };
+        let nobody = moe::Choice { expert: u32::MAX, weight: f32::NAN };
+        let dense = |choices: &[moe::Choice], out: &mut [f32]| {
+            out.fill(0.0);
+            for (i, row) in choices.chunks_exact(router.top_k).enumerate() {
+                assert!(row.is_sorted_by_key(|c| c.expert));
+                row.iter().for_each(|c| out[i * router.experts + c.expert as usize] = c.weight);
+            }
+        };
+        check(
+            &format!("routing {}", case.name),
+            case.values("dense"),
+            1e-5,
+            |out| {
+                let mut logits = poisoned(x.count() * router.experts);
+                gemm::naive::gemm(x, w, RowsMut::new(&mut logits, router.experts));
+                let mut choices = vec![nobody; x.count() * router.top_k];
+                let logits = Rows::new(&logits, router.experts);
+                moe::naive::route(&router, logits, bias, &mut choices);
+                dense(&choices, out);
+            },
+            |cpu, out| {
+                let mut logits = poisoned(x.count() * router.experts);
+                gemm::gemm(cpu, x, w, RowsMut::new(&mut logits, router.experts));
+                let mut choices = vec![nobody; x.count() * router.top_k];
+                let logits = Rows::new(&logits, router.experts);
+                moe::route(cpu, &router, logits, bias, &mut choices);
+                dense(&choices, out);
+            },
+        );
+    }
+}
+
+#[test]
+fn equal_scores_go_to_the_lower_expert() {
+    let router = moe::Router {
+        experts: 6,
+        top_k: 3,
+        score: moe::Score::Softmax,
+        groups: 1,
+        top_groups: 1,
+        renormalize: true,
+        scale: 1.0,
+    };
+    let logits = [1.0, 2.0, 1.0, 1.0, 2.0, 1.0];
+    let nobody = moe::Choice { expert: u32::MAX, weight: 0.0 };
+    for cpu in cpus() {
+        let (mut fast, mut naive) = (vec![nobody; 3], vec![nobody; 3]);
+        moe::route(&cpu, &router, Rows::new(&logits, 6), &[], &mut fast);
+        moe::naive::route(&router, Rows::new(&logits, 6), &[], &mut naive);
+        for choices in [fast, naive] {
+            assert_eq!(choices.iter().map(|c| c.expert).collect::<Vec<_>>(), [0, 1, 4]);
+        }
+    }
+}
+
+/// Values that every storage type holds exactly, so that one result is right for all three.
+fn exact_values(random: &mut Random, n: usize) -> Vec<f32> {
+    (0..n).map(|_| (random.below(255) as f32 - 127.0) / 64.0).collect()
+}
+
+/// A matrix in each storage type.
+struct Stored {
+    f32s: Vec<f32>,
+    bf16s: Vec<half::bf16>,
+    f16s: Vec<half::f16>,
+}
+
+impl Stored {
+    fn new(values: Vec<f32>) -> Stored {
+        Stored {
+            bf16s: values.iter().map(|x| half::bf16::from_f32(*x)).collect(),
+            f16s: values.iter().map(|x| half::f16::from_f32(*x)).collect(),
+            f32s: values,
+        }
+    }
+
+    fn all(&self, rows: usize, cols: usize) -> [Matrix<'_>; 3] {
+        let stored = [Values::F32(&self.f32s), Values::Bf16(&self.bf16s), Values::F16(&self.f16s)];
+        stored.map(|values| Matrix::new(rows, cols, values))
+    }
+}
+
+/// Ragged sizes around every tile, every storage type; a row's bits do not depend on its company.
+#[test]
+fn products_match_their_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(7);
+    for (m, n, k) in
+        [(1, 1, 1), (1, 7, 5), (2, 9, 17), (3, 24, 16), (5, 33, 50), (13, 97, 131), (70, 40, 300)]
+    {
+        let x = random.normals(m * k);
+        let w = Stored::new(exact_values(&mut random, n * k));
+        let start = random.normals(m * n);
+        let mut expected = poisoned(m * n);
+        let rows = Rows::new(&x, k);
+        gemm::naive::gemm(rows, w.all(n, k)[0], RowsMut::new(&mut expected, n));
+        for cpu in cpus() {
+            for w in w.all(n, k) {
+                let what = format!("{m}x{n}x{k} {} {:?}", cpu.isa.name(), cpu.gang);
+                let mut out = poisoned(m * n);
+                gemm::gemm(&cpu, rows, w, RowsMut::new(&mut out, n));
+                assert_close(&what, &out, &expected, 1e-5);
+                let mut sum = start.clone();
+                gemm::gemm_add(&cpu, rows, w, RowsMut::new(&mut sum, n));
+                let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
+                assert_eq!(sum, added, "{what}, added");
+                for i in 0..m {
+                    let mut alone = poisoned(n);
+                    let row = Rows::new(&x[i * k..(i + 1) * k], k);
+                    gemm::gemm(&cpu, row, w, RowsMut::new(&mut alone, n));
+                    assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn expert_products_match_their_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(11);
+    let (tokens, hidden, inter, count, top_k) = (23, 50, 37, 7, 3);
+    let weights: Vec<[Stored; 3]> = (0..count)
+        .map(|_| [(); 3].map(|()| Stored::new(exact_values(&mut random, inter * hidden))))
+        .collect();
+    let x = random.normals(tokens * hidden);
+    let mut choices = Vec::new();
+    for _ in 0..tokens {
+        let first = random.below(count - top_k) as u32;
+        for i in 0..top_k as u32 {
+            choices.push(moe::Choice { expert: first + i, weight: random.normal() });
+        }
+    }
+    for dtype in 0..3 {
+        let experts: Vec<moe::ExpertWeights<'_>> = weights
+            .iter()
+            .map(|[gate, up, down]| moe::ExpertWeights {
+                gate: gate.all(inter, hidden)[dtype],
+                up: up.all(inter, hidden)[dtype],
+                down: down.all(hidden, inter)[dtype],
+            })
+            .collect();
+        let rows = Rows::new(&x, hidden);
+        let mut expected = poisoned(tokens * hidden);
+        moe::naive::experts(rows, &choices, &experts, RowsMut::new(&mut expected, hidden));
+        for cpu in cpus() {
+            let mut work = moe::Workspace::new(tokens, top_k, count, hidden, inter);
+            work.fill(f32::NAN);
+            let mut out = poisoned(tokens * hidden);
+            moe::experts(&cpu, rows, &choices, &experts, &mut work, RowsMut::new(&mut out, hidden));
+            assert_close(&format!("experts {}", cpu.isa.name()), &out, &expected, 1e-5);
+            for i in 0..tokens {
+                let mut alone = poisoned(hidden);
+                let row = Rows::new(&x[i * hidden..(i + 1) * hidden], hidden);
+                let own = &choices[i * top_k..(i + 1) * top_k];
+                moe::experts(&cpu, row, own, &experts, &mut work, RowsMut::new(&mut alone, hidden));
+                assert_eq!(alone, out[i * hidden..(i + 1) * hidden], "token {i} alone");
+            }
+        }
+    }
+}
+
+/// A state carried over any cut on the grid, and kept by a snapshot, is the state of one run.
+#[test]
+fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
+    let shape = kda::Shape { key_heads: 2, value_heads: 2, key_dim: 24, value_dim: 20 };
+    let slot = shape.value_heads * shape.head_state() * F32;
+    let (rows, mut random) = (230, Random::new(3));
+    let qkv = random.normals(rows * shape.qkv_width());
+    let decay: Vec<f32> = random.normals(rows * 48).iter().map(|x| -x.abs() * 4.0).collect();
+    let beta: Vec<f32> = random.normals(rows * 2).iter().map(|x| x.abs().min(1.0)).collect();
+    let inputs = kda::Inputs {
+        qkv: Rows::new(&qkv, shape.qkv_width()),
+        decay: Rows::new(&decay, 48),
+        beta: Rows::new(&beta, 2),
+    };
+    for cpu in cpus() {
+        let mut scratch = Scratch::new(cpu.gang.threads(), kda::scratch_len(shape));
+        let mut whole = None;
+        for cuts in [vec![], vec![64], vec![128, 192], vec![64, 128, 192]] {
+            let mut arena = poisoned_arena(slot * 8);
+            let mut out = poisoned(rows * 40);
+            let mut start = 0;
+            let snapshots: Vec<Snapshot> = (1..4)
+                .map(|i| Snapshot { after_rows: i * CELL_LEN, slot: (2 + i) * slot })
+                .collect();
+            for (i, end) in cuts.iter().copied().chain([rows]).enumerate() {
+                // Slots alternate, so reading and writing different ones is part of the test.
+                let span = Span {
+                    first_row: start,
+                    rows: end - start,
+                    start,
+                    form: Form::Chunk,
+                    absorbed_from: 0,
+                    read: if start == 0 { NO_SLOT } else { (i + 1) % 2 * slot },
+                    write: i % 2 * slot,
+                    table: 0..0,
+                    snapshots: if cuts.is_empty() { 0..3 } else { 0..0 },
+                };
+                let spans = [span];
+                let states =
+                    kda::States { spans: &spans, snapshots: &snapshots, arena: &mut arena, at: 0 };
+                kda::kda(&cpu, shape, inputs, states, &mut scratch, RowsMut::new(&mut out, 40));
+                if let Some((_, kept)) = &whole
+                    && end < rows
+                {
+                    let kept: &Vec<Vec<f32>> = kept;
+                    let state = arena.f32s(i % 2 * slot, slot / F32);
+                    assert_eq!(state, kept[end / CELL_LEN - 1], "state at {end}");
+                }
+                start = end;
+            }
+            let kept: Vec<Vec<f32>> =
+                snapshots.iter().map(|s| arena.f32s(s.slot, slot / F32).to_vec()).collect();
+            match &whole {
+                None => whole = Some((out, kept)),
+                Some((first, _)) => assert_eq!(&out, first, "{} cut at {cuts:?}", cpu.isa.name()),
+            }
+        }
+    }
+}
+
+/// Three segments of keys: the fast forms against one softmax over all of them.
+#[test]
+fn attention_over_several_segments_matches_its_definition() {
+    let mut random = Random::new(5);
+    let shape = mla::Shape { heads: 3, nope: 10, rope: 6, value_dim: 12, rank: 20 };
+    let len = 2_500;
+    let latents = random.normals(len * shape.row());
+    let up = random.normals(shape.heads * 22 * shape.rank);
+    let block_bytes = BLOCK_LEN * shape.row() * F32;
+    let tables = reversed_table(len, block_bytes);
+    let mut arena = poisoned_arena(tables.len() * block_bytes);
+    let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
+    span.table = 0..tables.len();
+    let rows = Rows::new(&latents, shape.row());
+    write_rows((std::slice::from_ref(&span), &tables), rows, shape.row(), &mut arena, 0);
+    let last = 70;
+    let q = random.normals(last * shape.heads * shape.query());
+    let up = Matrix::new(66, shape.rank, Values::F32(&up));
+    let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
+    let spans = [Span { rows: last, start: len - last, absorbed_from: 40, ..span }];
+    let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+    let width = shape.heads * shape.value_dim;
+    let mut expected = poisoned(last * width);
+    mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
+    for cpu in cpus() {
+        let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+        let mut out = poisoned(last * width);
+        let rows = RowsMut::new(&mut out, width);
+        mla::attend(&cpu, shape, inputs, paged, &mut scratch, &mut Vec::new(), rows);
+        assert_close(cpu.isa.name(), &out, &expected, 1e-5);
+    }
+}
