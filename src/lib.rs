@@ -1,3 +1,4 @@
 //! deltapool: an inference engine for hybrid linear-attention models.
 
 pub mod models;
+pub mod weights;

@@ -1,0 +1,226 @@
+//! The files of a model and what their headers say, before any tensor is looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::ops::{Deref, Range};
+use std::path::Path;
+
+use kernels::MappedFile;
+use safetensors::tensor::Metadata;
+
+use super::fault::{Fault, WeightsError};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Bytes before the header: its length, little-endian.
+const LENGTH_BYTES: usize = 8;
+
+/// Where the bytes of tensors lie.
+#[derive(Debug)]
+pub(super) enum Bytes {
+    /// In a file.
+    Mapped(MappedFile),
+    /// In the binary.
+    Static(&'static [u8]),
+    /// In memory of ours, as 8-byte words for the sake of their alignment.
+    Owned(Vec<u64>),
+}
+
+impl Bytes {
+    /// An aligned copy of `bytes`, padded with zeros to whole words.
+    pub(super) fn aligned_copy(bytes: &[u8]) -> Bytes {
+        let mut words = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
+        Bytes::Owned(words)
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(file) => file,
+            Bytes::Static(bytes) => bytes,
+            Bytes::Owned(words) => bytemuck::cast_slice(words),
+        }
+    }
+}
+
+/// A tensor as a header describes it.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    /// Its encoding.
+    pub(super) dtype: safetensors::Dtype,
+    /// Its shape.
+    pub(super) shape: Vec<usize>,
+    /// Its bytes, counted from the start of the file.
+    pub(super) at: Range<usize>,
+}
+
+/// One file, its header read.
+#[derive(Debug)]
+pub(super) struct Shard {
+    /// The file's name.
+    pub(super) name: String,
+    /// Its content.
+    pub(super) bytes: Bytes,
+    /// Its tensors.
+    pub(super) tensors: BTreeMap<String, Stored>,
+}
+
+/// All files of a model.
+#[derive(Debug)]
+pub(super) struct Listing {
+    /// Where the files are, for messages.
+    pub(super) place: String,
+    /// The files whose header could be read.
+    pub(super) shards: Vec<Shard>,
+    /// What is wrong so far.
+    pub(super) faults: Vec<Fault>,
+    /// Tensors that are said to be in files that could not be read; none if that is not known
+    /// because a file without an index is unreadable.
+    pub(super) unreadable: Option<BTreeSet<String>>,
+}
+
+impl Listing {
+    /// Whether `dir` has weight files at all.
+    pub(super) fn is_in(dir: &Path) -> bool {
+        dir.join(SINGLE).exists() || dir.join(INDEX).exists()
+    }
+
+    /// Maps the files in `dir` and reads their headers.
+    pub(super) fn of_dir(dir: &Path) -> Result<Listing, WeightsError> {
+        let mut listing = Listing::empty(dir.display().to_string());
+        match (dir.join(SINGLE).exists(), dir.join(INDEX).exists()) {
+            (false, false) => return Err(WeightsError::NoFiles { dir: dir.to_owned() }),
+            (true, true) => return Err(WeightsError::TwoLayouts { dir: dir.to_owned() }),
+            (true, false) => {
+                let file = map(dir, SINGLE)?;
+                listing.add_single(SINGLE, Bytes::Mapped(file));
+            }
+            (false, true) => listing.add_indexed(dir)?,
+        }
+        Ok(listing)
+    }
+
+    /// Reads the header of a file that is part of the binary.
+    pub(super) fn of_bytes(bytes: &'static [u8]) -> Listing {
+        let mut listing = Listing::empty("the binary".to_owned());
+        listing.add_single(SINGLE, Bytes::Static(bytes));
+        listing
+    }
+
+    fn empty(place: String) -> Listing {
+        Listing { place, shards: Vec::new(), faults: Vec::new(), unreadable: Some(BTreeSet::new()) }
+    }
+
+    fn add_single(&mut self, name: &str, bytes: Bytes) {
+        if !self.add(name, bytes) {
+            self.unreadable = None;
+        }
+    }
+
+    fn add_indexed(&mut self, dir: &Path) -> Result<(), WeightsError> {
+        let path = dir.join(INDEX);
+        let text = fs::read(&path).map_err(|source| WeightsError::Io { path, source })?;
+        let by_file = match read_index(&text) {
+            Ok(by_file) => by_file,
+            Err(reason) => {
+                self.faults.push(Fault::BadIndex { file: INDEX.to_owned(), reason });
+                self.unreadable = None;
+                return Ok(());
+            }
+        };
+        for (file, tensors) in by_file {
+            let readable = match map(dir, &file) {
+                Ok(mapped) => self.add(&file, Bytes::Mapped(mapped)),
+                Err(WeightsError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound =>
+                {
+                    self.faults.push(Fault::AbsentFile { file: file.clone() });
+                    false
+                }
+                Err(error) => return Err(error),
+            };
+            if readable {
+                let shard = self.shards.last().expect("the readable file was just added");
+                let absent = tensors.into_iter().filter(|t| !shard.tensors.contains_key(t));
+                for tensor in absent {
+                    self.faults.push(Fault::NotInFile { tensor, file: file.clone() });
+                }
+            } else if let Some(unreadable) = &mut self.unreadable {
+                unreadable.extend(tensors);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the header of `bytes`; false when it cannot be read.
+    fn add(&mut self, name: &str, bytes: Bytes) -> bool {
+        match read_header(name, &bytes) {
+            Ok((tensors, described_bytes)) => {
+                let (file, file_bytes) = (name.to_owned(), bytes.len());
+                if file_bytes < described_bytes {
+                    self.faults.push(Fault::Truncated { file, file_bytes, described_bytes });
+                } else if file_bytes > described_bytes {
+                    self.faults.push(Fault::Overlong { file, file_bytes, described_bytes });
+                }
+                self.shards.push(Shard { name: name.to_owned(), bytes, tensors });
+                true
+            }
+            Err(fault) => {
+                self.faults.push(fault);
+                false
+            }
+        }
+    }
+}
+
+fn map(dir: &Path, file: &str) -> Result<MappedFile, WeightsError> {
+    let path = dir.join(file);
+    MappedFile::open(&path).map_err(|source| WeightsError::Io { path, source })
+}
+
+/// The tensors of each file, by the index.
+fn read_index(text: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
+    let index: serde_json::Value =
+        serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
+    let map = index["weight_map"].as_object().ok_or("no object `weight_map` in it")?;
+    let mut by_file = BTreeMap::<String, Vec<String>>::new();
+    for (tensor, file) in map {
+        let file = file.as_str().ok_or(format!("{tensor} is in {file}, which is no file name"))?;
+        // An index that came with a download must not reach outside its folder.
+        if Path::new(file).file_name() != Some(file.as_ref()) {
+            return Err(format!("{tensor} is in {file:?}, which is not a plain file name"));
+        }
+        by_file.entry(file.to_owned()).or_default().push(tensor.clone());
+    }
+    Ok(by_file)
+}
+
+/// The tensors of a file, and the length that its header describes.
+fn read_header(name: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Stored>, usize), Fault> {
+    let file = name.to_owned();
+    let file_bytes = bytes.len();
+    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
+        return Err(Fault::TooShort { file, file_bytes });
+    };
+    let header_bytes = u64::from_le_bytes(*length);
+    let header = usize::try_from(header_bytes).ok().and_then(|len| rest.get(..len));
+    let Some(header) = header else {
+        return Err(Fault::HeaderBeyondFile { file, header_bytes, file_bytes });
+    };
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|error| Fault::BadHeader { file, reason: error.to_string() })?;
+    let data = LENGTH_BYTES + header.len();
+    let stored = |info: &safetensors::tensor::TensorInfo| Stored {
+        dtype: info.dtype,
+        shape: info.shape.clone(),
+        at: data + info.data_offsets.0..data + info.data_offsets.1,
+    };
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, stored(info)));
+    Ok((tensors.collect(), data + metadata.data_len()))
+}
