@@ -1,0 +1,227 @@
+//! A model as files: from a folder, or from the binary, to a [`ModelSpec`] and loaded weights.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kernels::Matrix;
+use serde_json::{Map, Value};
+
+use super::config::{Config, ConfigFault};
+use super::family::Family;
+use super::generation::GenerationDefaults;
+use super::spec::{ModelSpec, Part};
+use crate::weights::{Named, Tensor, Weights, WeightsError};
+
+const CONFIG: &str = "config.json";
+const GENERATION: &str = "generation_config.json";
+
+/// Why a model could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is not a JSON object.
+    #[error("{path}: not a JSON object: {reason}")]
+    NotJson {
+        /// The file.
+        path: String,
+        /// What the parser said.
+        reason: String,
+    },
+    /// No family of that name.
+    #[error("{path}: {found} is not supported; supported: {}", Family::supported())]
+    UnknownFamily {
+        /// The file.
+        path: String,
+        /// What it says.
+        found: String,
+    },
+    /// All that is wrong with `config.json` and `generation_config.json`.
+    #[error("{path} cannot be used:{}", .faults.iter().map(|f| format!("\n  {f}")).collect::<String>())]
+    Config {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        faults: Vec<ConfigFault>,
+    },
+    /// The weights cannot be used.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
+
+/// A model whose `config.json` has been read, and whose weights may follow.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The model.
+    pub spec: ModelSpec,
+    /// Where to stop, how to begin.
+    pub defaults: GenerationDefaults,
+    family: &'static Family,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Folder(PathBuf),
+    Binary(&'static [u8]),
+}
+
+impl ModelFiles {
+    /// Reads `config.json` in `dir`, and `generation_config.json` if it is there. Touches no weights.
+    ///
+    /// # Errors
+    /// An unreadable file, an unsupported family, or all that is wrong with the files.
+    pub fn open(dir: &Path) -> Result<ModelFiles, ModelError> {
+        let path = |file: &str| dir.join(file).display().to_string();
+        let config = fs::read_to_string(dir.join(CONFIG))
+            .map_err(|source| ModelError::Io { path: path(CONFIG), source })?;
+        let generation = match fs::read_to_string(dir.join(GENERATION)) {
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(ModelError::Io { path: path(GENERATION), source }),
+        };
+        let place = Place::Folder(dir.to_owned());
+        ModelFiles::read(&config, generation.as_deref(), place, &path)
+    }
+
+    /// A model whose files are part of the binary: the texts of `config.json` and
+    /// `generation_config.json`, and the bytes of `model.safetensors`.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::open`].
+    pub fn of_texts(
+        config: &str,
+        generation: Option<&str>,
+        weights: &'static [u8],
+    ) -> Result<ModelFiles, ModelError> {
+        let path = |file: &str| format!("the binary's {file}");
+        ModelFiles::read(config, generation, Place::Binary(weights), &path)
+    }
+
+    fn read(
+        config: &str,
+        generation: Option<&str>,
+        place: Place,
+        path: &dyn Fn(&str) -> String,
+    ) -> Result<ModelFiles, ModelError> {
+        let config = object(config, || path(CONFIG))?;
+        let generation = generation.map(|text| object(text, || path(GENERATION))).transpose()?;
+        let family = Family::of(&config)
+            .map_err(|found| ModelError::UnknownFamily { path: path(CONFIG), found })?;
+        let refused = |faults| ModelError::Config { path: path(CONFIG), faults };
+        let spec = family.spec(&mut Config::new(&config)).map_err(refused)?;
+        let nested = config.get("text_config").and_then(Value::as_object);
+        let sources: Vec<_> = generation
+            .as_ref()
+            .map(|map| (GENERATION, map))
+            .into_iter()
+            .chain(nested.map(|map| (CONFIG, map)))
+            .chain([(CONFIG, &config)])
+            .collect();
+        let defaults = GenerationDefaults::read(&sources, spec.vocab_size).map_err(refused)?;
+        Ok(ModelFiles { spec, defaults, family, place })
+    }
+
+    /// The folder, none for a model that is part of the binary.
+    pub fn dir(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Folder(dir) => Some(dir),
+            Place::Binary(_) => None,
+        }
+    }
+
+    /// The name that the model's files give to a tensor of the model.
+    pub fn tensor_name(&self, layer: Option<usize>, part: Part) -> String {
+        (self.family.tensor_name)(layer, part)
+    }
+
+    /// Loads the weights; see [`Weights::open`].
+    ///
+    /// # Errors
+    /// All that is wrong with the weight files.
+    pub fn load(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ModelWeights, ModelError> {
+        let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
+        let weights = match &self.place {
+            Place::Folder(dir) => Weights::open(dir, &named, &ignore, progress)?,
+            Place::Binary(file) => Weights::embedded(file, &named, &ignore, progress)?,
+        };
+        let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
+        let tensors = places.zip(weights.tensors().iter().copied()).collect();
+        Ok(ModelWeights { weights, tensors })
+    }
+
+    /// Bytes of the weights by the headers of their files; none when there are no weight files.
+    ///
+    /// # Errors
+    /// All that is wrong with the weight files.
+    pub fn stored_bytes(&self) -> Result<Option<usize>, ModelError> {
+        let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
+        Ok(match &self.place {
+            Place::Folder(dir) => Weights::stored_bytes(dir, &named, &ignore)?,
+            Place::Binary(file) => {
+                Some(Weights::embedded(file, &named, &ignore, &mut |_, _| {})?.bytes())
+            }
+        })
+    }
+
+    fn named(&self) -> Vec<Named> {
+        let name = |layer, part| self.tensor_name(layer, part);
+        let required = self.spec.required().into_iter();
+        required.map(|r| Named { name: name(r.layer, r.part), shape: r.shape }).collect()
+    }
+
+    /// Some files carry a head although it is the embedding; it is then never read.
+    fn ignores(&self, tensor: &str) -> bool {
+        let tied = self.spec.tied_head && tensor == self.tensor_name(None, Part::Head);
+        tied || (self.family.ignores)(tensor)
+    }
+}
+
+/// The weights of a model, by their place in it.
+#[derive(Debug)]
+pub struct ModelWeights {
+    weights: Weights,
+    tensors: HashMap<(Option<usize>, Part), Tensor>,
+}
+
+impl ModelWeights {
+    /// The tensor at a place: a handle to keep, where the hash lookup would cost too much.
+    ///
+    /// # Panics
+    /// When the model has no such part.
+    pub fn tensor(&self, layer: Option<usize>, part: Part) -> Tensor {
+        let found = self.tensors.get(&(layer, part)).copied();
+        found.unwrap_or_else(|| panic!("the model has no {part:?} in layer {layer:?}"))
+    }
+
+    /// The values of `tensor`, where they lie.
+    pub fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
+        self.weights.matrix(tensor)
+    }
+
+    /// A copy of the values at a place in single precision: for norms, biases and convolutions.
+    ///
+    /// # Panics
+    /// When the model has no such part.
+    pub fn vector(&self, layer: Option<usize>, part: Part) -> Vec<f32> {
+        self.weights.vector(&self.tensor(layer, part))
+    }
+
+    /// The weights by the names of their files.
+    pub fn by_name(&self) -> &Weights {
+        &self.weights
+    }
+}
+
+fn object(text: &str, path: impl Fn() -> String) -> Result<Map<String, Value>, ModelError> {
+    serde_json::from_str(text)
+        .map_err(|error| ModelError::NotJson { path: path(), reason: error.to_string() })
+}
