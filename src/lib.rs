@@ -1,4 +1,6 @@
 //! deltapool: an inference engine for hybrid linear-attention models.
 
+pub mod cli;
+pub mod inspect;
 pub mod models;
 pub mod weights;

@@ -1,1 +1,3 @@
-//! cli.
+//! The commands, one file each.
+
+pub mod inspect;

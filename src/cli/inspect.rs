@@ -1,0 +1,273 @@
+//! `deltapool inspect`: what a model is made of and what it costs, from its `config.json` alone.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kernels::Dtype;
+
+use crate::inspect::{LayerRun, Report, StateDtypes};
+use crate::models::{ModelError, ModelFiles};
+
+/// Shows a model's layers, its bytes of state, and how many sequences fit in memory.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Folder with config.json; weights need not be there. Without it: the model in the binary.
+    #[arg(value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Print JSON, or write it to FILE beside the table.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-"
+    )]
+    pub json: Option<PathBuf>,
+    /// Precision of activations: sets how convolution windows and the hidden row are stored.
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub compute: Precision,
+    /// How keys, values and latents are stored; follows --compute.
+    #[arg(long, value_enum)]
+    pub kv_dtype: Option<Precision>,
+    /// Memory for state, after the weights: bytes, or a number with KB, MB, GB, TB (powers of 1000)
+    /// or KiB, MiB, GiB, TiB (powers of 1024).
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub device_memory: Option<usize>,
+}
+
+/// A precision of activations or of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// bfloat16.
+    Bf16,
+    /// Single precision.
+    F32,
+}
+
+impl From<Precision> for Dtype {
+    fn from(precision: Precision) -> Dtype {
+        match precision {
+            Precision::Bf16 => Dtype::Bf16,
+            Precision::F32 => Dtype::F32,
+        }
+    }
+}
+
+/// Why `inspect` failed.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// The model's files.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// `--device-memory` does not suit the model.
+    #[error("--device-memory: {0}")]
+    Memory(String),
+    /// No folder given and no model in the binary.
+    #[error("this binary carries no model; name a folder")]
+    NoModel,
+    /// The report could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// Where to.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Inspects a model and prints the result.
+///
+/// # Errors
+/// The model's files, a memory that does not suit it, or a result that cannot be written.
+pub fn run(args: &InspectArgs) -> Result<(), InspectError> {
+    let report = report(args)?;
+    let json = || format!("{:#}\n", serde_json::json!(report));
+    let to_stdout = |text: String| {
+        let written = io::stdout().write_all(text.as_bytes());
+        written.map_err(|source| InspectError::Write { path: "the output".to_owned(), source })
+    };
+    match &args.json {
+        None => to_stdout(Table(&report).to_string()),
+        Some(path) if path == Path::new("-") => to_stdout(json()),
+        Some(path) => {
+            fs::write(path, json()).map_err(|source| InspectError::Write {
+                path: path.display().to_string(),
+                source,
+            })?;
+            to_stdout(Table(&report).to_string())
+        }
+    }
+}
+
+/// The figures that [`run`] prints.
+///
+/// # Errors
+/// As [`run`].
+pub fn report(args: &InspectArgs) -> Result<Report, InspectError> {
+    let model = match &args.model {
+        Some(dir) => ModelFiles::open(dir)?,
+        None => embedded()?,
+    };
+    let kv = args.kv_dtype.unwrap_or(args.compute);
+    let dtypes = StateDtypes { window: args.compute.into(), kv: kv.into() };
+    Report::new(&model.spec, dtypes, model.stored_bytes()?, args.device_memory)
+        .map_err(|error| InspectError::Memory(error.to_string()))
+}
+
+#[cfg(feature = "embedded-model")]
+fn embedded() -> Result<ModelFiles, InspectError> {
+    Ok(ModelFiles::embedded()?)
+}
+
+#[cfg(not(feature = "embedded-model"))]
+fn embedded() -> Result<ModelFiles, InspectError> {
+    Err(InspectError::NoModel)
+}
+
+/// A number of bytes as people write it: `80GB` is 80 * 1000^3, `80GiB` is 80 * 1024^3.
+///
+/// # Errors
+/// A text that is not a number with one of these suffixes, or a number beyond all memories.
+pub fn parse_bytes(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let unit: u64 = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1000,
+        "m" | "mb" => 1000_u64.pow(2),
+        "g" | "gb" => 1000_u64.pow(3),
+        "t" | "tb" => 1000_u64.pow(4),
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        _ => return Err(format!("{suffix:?} is no unit of bytes; use e.g. 80GB or 24GiB")),
+    };
+    let bytes = match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(unit),
+        Err(_) => {
+            let value = number.parse::<f64>().map_err(|_| format!("{text:?} is no number"))?;
+            Some((value * unit as f64) as u64).filter(|bytes| *bytes < 1 << 53)
+        }
+    };
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("{text} is more than can be addressed"))
+}
+
+/// The report for people.
+#[derive(Debug)]
+pub struct Table<'a>(pub &'a Report);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        writeln!(
+            f,
+            "{}: {} parameters, {} layers of width {}, vocabulary {}, context {} tokens\n",
+            report.family,
+            grouped(report.parameters),
+            report.layers.last().map_or(0, |run| run.last + 1),
+            grouped(report.hidden_size),
+            grouped(report.vocab_size),
+            grouped(report.context_tokens),
+        )?;
+        write_layers(f, &report.layers)?;
+        writeln!(f)?;
+        write_costs(f, report)?;
+        write_fits(f, report)
+    }
+}
+
+fn write_layers(f: &mut fmt::Formatter<'_>, runs: &[LayerRun]) -> fmt::Result {
+    let titles = ["layers", "mixer", "feed-forward", "parameters", "state/sequence", "KV/token"];
+    let mut rows = vec![titles.map(str::to_owned)];
+    rows.extend(runs.iter().map(|run| {
+        let range = if run.first == run.last {
+            run.first.to_string()
+        } else {
+            format!("{}-{}", run.first, run.last)
+        };
+        [
+            range,
+            run.mixer.clone(),
+            run.ffn.clone(),
+            grouped(run.parameters),
+            grouped(run.state_bytes_per_sequence),
+            grouped(run.kv_bytes_per_token),
+        ]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    for [range, mixer, ffn, parameters, state, kv] in &rows {
+        let [w0, w1, w2, w3, w4, w5] = widths;
+        write!(f, "{range:<w0$}  {mixer:<w1$}  {ffn:<w2$}")?;
+        writeln!(f, "  {parameters:>w3$}  {state:>w4$}  {kv:>w5$}")?;
+    }
+    writeln!(f, "(of one layer: parameters, bytes of state a sequence, bytes of KV a token)")
+}
+
+fn write_costs(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let (sequence, token, page) = (&report.per_sequence, &report.per_token, &report.page);
+    let source = match report.weights_bytes_from_files {
+        true => "as stored in the files",
+        false => "at 2 bytes a parameter; no weight files here",
+    };
+    let percent = |loss: f64| format!("{:.1} %", 100.0 * loss);
+    let window = sequence.window_dtype;
+    let rows = [
+        ("weights", report.weights_bytes, source.to_owned()),
+        ("a sequence: recurrent state", sequence.recurrent_bytes, "f32".to_owned()),
+        ("            conv windows", sequence.conv_bytes, window.to_owned()),
+        ("            hidden row", sequence.hidden_row_bytes, window.to_owned()),
+        ("            slot", sequence.slot_bytes, "all three, padded".to_owned()),
+        ("a token:    KV", token.kv_bytes, token.kv_dtype.to_owned()),
+        ("a block:    KV", token.block_bytes, format!("{} tokens", token.block_tokens)),
+        (
+            "a page",
+            page.page_bytes,
+            match page.slots {
+                0 => format!("{} blocks, {} lost", page.blocks, percent(page.block_loss)),
+                slots => format!(
+                    "{slots} slots, {} lost, or {} blocks, {} lost",
+                    percent(page.slot_loss),
+                    page.blocks,
+                    percent(page.block_loss)
+                ),
+            },
+        ),
+    ];
+    let width = rows.iter().map(|(_, bytes, _)| grouped(*bytes).len()).max().unwrap_or(0);
+    for (what, bytes, note) in rows {
+        writeln!(f, "{what:<28} {:>width$} bytes  {note}", grouped(bytes))?;
+    }
+    Ok(())
+}
+
+fn write_fits(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let Some(memory) = report.device_memory_bytes else {
+        return writeln!(f, "\n(--device-memory says how many sequences fit)");
+    };
+    writeln!(f, "\nsequences that fit in {} bytes, after the weights:", grouped(memory))?;
+    for fit in &report.fits {
+        let beyond = if fit.within_context { "" } else { "  (beyond the model's context)" };
+        let (tokens, sequences) = (grouped(fit.tokens), grouped(fit.sequences));
+        writeln!(f, "  of {tokens:>7} tokens {sequences:>11}{beyond}")?;
+    }
+    Ok(())
+}
+
+/// `number` with a comma before each three digits.
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
