@@ -1,1 +1,3 @@
+//! Operators, measured.
+
 fn main() {}

@@ -4,3 +4,5 @@ pub mod cli;
 pub mod inspect;
 pub mod models;
 pub mod weights;
+pub mod engine;
+pub mod request;

@@ -1,1 +1,3 @@
+//! The deltapool command.
+
 fn main() {}

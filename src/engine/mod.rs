@@ -1,1 +1,3 @@
-//! engine.
+//! The engine: runs requests step by step.
+
+pub mod sampler;

@@ -1,0 +1,397 @@
+//! Chooses the next token from a row of logits.
+//!
+//! A draw is a pure function of the logits, the parameters, `seed + choice`, and the tokens so far
+//! (their number is the position). Nothing moves between draws: the fields of [`Sampler`] are
+//! scratch memory, so draws may be made in any order, by any sampler, after a preemption or a
+//! restart, and give the same token.
+//!
+//! Order: repetition penalty, frequency and presence penalty, bias, temperature, top-k, top-p,
+//! min-p. What is kept is walked in descending probability, equal ones by rising id, until the
+//! walk has passed `uniform(seed + choice, position)` of the kept mass. Only as much of the
+//! vocabulary is sorted as the walk needs.
+//!
+//! Errors that still give fluent text: penalties over the prompt where only the answer counts,
+//! top-p of the mass before top-k, logprobs of the tempered distribution. `tests/sampler.rs`
+//! holds a naive twin and numbers worked by hand against each of them.
+
+use crate::request::{Logprobs, SamplingParams};
+
+/// Why no token could be drawn: the logits are the machine's fault, not the caller's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// A logit is NaN.
+    #[error("the logit of token {id} is not a number")]
+    NotANumber {
+        /// The first such token.
+        id: usize,
+    },
+    /// A logit is plus infinity: there is no distribution.
+    #[error("the logit of token {id} is infinite")]
+    Infinite {
+        /// The first such token.
+        id: usize,
+    },
+    /// Every token is ruled out.
+    #[error("no token is left: every logit is minus infinity")]
+    NothingLeft,
+}
+
+/// What a draw depends on besides the logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw<'a> {
+    /// The request's parameters, checked at the door.
+    pub params: &'a SamplingParams,
+    /// The request's seed, its own or drawn once when it was submitted.
+    pub seed: u64,
+    /// Which of the request's answers this is, from 0.
+    pub choice: usize,
+    /// Prompt and answer so far; their number is the position of the drawn token.
+    pub tokens: &'a [u32],
+    /// How many of `tokens` are the prompt.
+    pub prompt_len: usize,
+}
+
+/// A drawn token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub id: u32,
+    /// Its logprob and alternatives, when the parameters ask for them.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Scratch memory for draws; holds nothing that a later draw reads.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Logits after penalties and bias.
+    scores: Vec<f32>,
+    /// Order keys of candidate tokens (see [`order_key`]).
+    keys: Vec<u64>,
+    /// Running sums of the kept weights, in descending order.
+    sums: Vec<f64>,
+    /// Occurrences per token id; all zero between draws.
+    counts: Vec<u32>,
+}
+
+impl Sampler {
+    /// A sampler without memory yet; it grows with the first vocabulary it sees.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Draws one token.
+    ///
+    /// # Panics
+    /// When a token id of `draw` is not below `logits.len()`, or `prompt_len` exceeds the tokens.
+    pub fn draw(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<Sampled, SampleError> {
+        refuse_broken(logits)?;
+        let params = draw.params;
+        let id = if params.leaves_logits_alone() {
+            choose(logits, draw, &mut self.keys, &mut self.sums)
+        } else {
+            self.scores.clear();
+            self.scores.extend_from_slice(logits);
+            self.counts.resize(logits.len(), 0);
+            adjust(&mut self.scores, draw, &mut self.counts);
+            choose(&self.scores, draw, &mut self.keys, &mut self.sums)
+        };
+        let logprobs = params.logprobs.map(|top| logprobs(logits, id, top, &mut self.keys));
+        Ok(Sampled { id, logprobs })
+    }
+}
+
+/// A number in `[0, 1)` for one position of one stream, the same on every platform.
+///
+/// Element `position` of the SplitMix64 sequence that starts at a hash of `stream`: streams of
+/// neighbouring seeds start far apart, and no element depends on another having been drawn.
+pub fn uniform(stream: u64, position: u64) -> f64 {
+    const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+    let start = mix64(stream.wrapping_add(GAMMA));
+    let bits = mix64(start.wrapping_add(GAMMA.wrapping_mul(position.wrapping_add(1))));
+    (bits >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014, variant 13 of Stafford).
+fn mix64(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn refuse_broken(logits: &[f32]) -> Result<(), SampleError> {
+    // One pass without a branch per element; the position is looked for only when there is one.
+    let bad = logits.iter().fold(false, |bad, &x| bad | x.is_nan() | (x == f32::INFINITY));
+    let alive = logits.iter().fold(false, |alive, &x| alive | (x > f32::NEG_INFINITY));
+    if bad {
+        if let Some(id) = logits.iter().position(|x| x.is_nan()) {
+            return Err(SampleError::NotANumber { id });
+        }
+        if let Some(id) = logits.iter().position(|&x| x == f32::INFINITY) {
+            return Err(SampleError::Infinite { id });
+        }
+    }
+    if alive { Ok(()) } else { Err(SampleError::NothingLeft) }
+}
+
+/// Penalties, then bias, in place. Repetition looks at prompt and answer, the other two at the
+/// answer only.
+fn adjust(scores: &mut [f32], draw: &Draw<'_>, counts: &mut [u32]) {
+    let params = draw.params;
+    let answer = &draw.tokens[draw.prompt_len..];
+    if params.repetition_penalty != 1.0 {
+        let penalty = params.repetition_penalty;
+        for_each_distinct(draw.tokens, counts, |id, _| {
+            let score = scores[id];
+            let penalized = if score > 0.0 { score / penalty } else { score * penalty };
+            set_finite(&mut scores[id], penalized);
+        });
+    }
+    if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
+        for_each_distinct(answer, counts, |id, count| {
+            let penalty = params.frequency_penalty * count as f32 + params.presence_penalty;
+            let penalized = scores[id] - penalty;
+            set_finite(&mut scores[id], penalized);
+        });
+    }
+    for (&id, &bias) in &params.logit_bias {
+        let biased = scores[id as usize] + bias;
+        set_finite(&mut scores[id as usize], biased);
+    }
+}
+
+/// Calls `visit` with each id of `tokens` and how often it occurs. `counts` is zero before and
+/// after.
+fn for_each_distinct(tokens: &[u32], counts: &mut [u32], mut visit: impl FnMut(usize, u32)) {
+    for &id in tokens {
+        counts[id as usize] += 1;
+    }
+    for &id in tokens {
+        let count = std::mem::take(&mut counts[id as usize]);
+        if count > 0 {
+            visit(id as usize, count);
+        }
+    }
+}
+
+/// Minus infinity stays what it is, a token ruled out; anything else stays finite, because two
+/// infinities have no difference.
+fn set_finite(score: &mut f32, value: f32) {
+    if *score > f32::NEG_INFINITY {
+        *score = value.clamp(f32::MIN, f32::MAX);
+    }
+}
+
+fn choose(scores: &[f32], draw: &Draw<'_>, keys: &mut Vec<u64>, sums: &mut Vec<f64>) -> u32 {
+    let best = argmax(scores);
+    if draw.params.temperature == 0.0 {
+        return best as u32;
+    }
+    let stream = draw.seed.wrapping_add(draw.choice as u64);
+    let u = uniform(stream, draw.tokens.len() as u64);
+    let max = f64::from(scores[best]);
+    inverse_cdf(scores, max, draw.params, u, keys, sums)
+}
+
+/// The highest score, the lower id among equals.
+fn argmax(scores: &[f32]) -> usize {
+    let max = scores.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+    scores.iter().position(|&x| x == max).expect("a row of logits has at least one token")
+}
+
+/// Filters and walks. Weights are relative to the likeliest token, whose weight is 1: that makes
+/// `min_p` a plain bound, and top-p the only filter that needs a total.
+fn inverse_cdf(
+    scores: &[f32],
+    max: f64,
+    params: &SamplingParams,
+    u: f64,
+    keys: &mut Vec<u64>,
+    sums: &mut Vec<f64>,
+) -> u32 {
+    let rate = 1.0 / f64::from(params.temperature);
+    let weight = |key| exp_nonpositive((f64::from(scores[key_id(key)]) - max) * rate);
+    let mut ranking = Ranking::new(scores, keys);
+
+    let limit = if params.top_k == 0 { scores.len() } else { params.top_k.min(scores.len()) };
+    let total = if limit < scores.len() {
+        ranking.first(limit).iter().map(|&key| weight(key)).sum()
+    } else {
+        sum_exp(scores, max, rate)
+    };
+    let nucleus = f64::from(params.top_p) * total;
+    let filtered = params.top_p < 1.0 || params.min_p > 0.0;
+
+    sums.clear();
+    let mut sum = 0.0;
+    for rank in 0..limit {
+        let weight = weight(ranking.key(rank));
+        if weight < f64::from(params.min_p) || weight == 0.0 {
+            break;
+        }
+        sum += weight;
+        sums.push(sum);
+        let passed = if filtered { params.top_p < 1.0 && sum >= nucleus } else { sum > u * total };
+        if passed {
+            break;
+        }
+    }
+    let mass = if filtered { sum } else { total };
+    // Rounding can leave `u * mass` at or above the last sum: the last kept token is meant then.
+    let rank = sums.partition_point(|&sum| sum <= u * mass).min(sums.len() - 1);
+    key_id(ranking.key(rank)) as u32
+}
+
+/// Raw log-probabilities of the drawn token and of the `top` likeliest.
+fn logprobs(logits: &[f32], id: u32, top: usize, keys: &mut Vec<u64>) -> Logprobs {
+    let max = f64::from(logits[argmax(logits)]);
+    let log_total = max + sum_exp(logits, max, 1.0).ln();
+    let logprob = |id: usize| (f64::from(logits[id]) - log_total) as f32;
+    let mut likeliest = Vec::with_capacity(top);
+    if top > 0 {
+        let mut ranking = Ranking::new(logits, keys);
+        let first = ranking.first(top.min(logits.len()));
+        likeliest.extend(first.iter().map(|&key| (key_id(key) as u32, logprob(key_id(key)))));
+    }
+    Logprobs { chosen: logprob(id as usize), top: likeliest }
+}
+
+/// Tokens in descending order of score, equal ones by rising id, sorted as far as was asked.
+struct Ranking<'a> {
+    keys: &'a mut Vec<u64>,
+    sorted: usize,
+}
+
+impl<'a> Ranking<'a> {
+    /// Each time the sorted part is exhausted it grows this many times.
+    const GROWTH: usize = 8;
+    /// Tokens sorted at first: most nuclei are smaller.
+    const START: usize = 64;
+
+    fn new(scores: &[f32], keys: &'a mut Vec<u64>) -> Self {
+        keys.clear();
+        keys.extend(scores.iter().enumerate().map(|(id, &score)| order_key(score, id)));
+        Self { keys, sorted: 0 }
+    }
+
+    fn key(&mut self, rank: usize) -> u64 {
+        if rank >= self.sorted {
+            let wanted = (self.sorted * Self::GROWTH).max(Self::START);
+            self.sort(wanted.min(self.keys.len()));
+        }
+        self.keys[rank]
+    }
+
+    fn first(&mut self, count: usize) -> &[u64] {
+        if count > self.sorted {
+            self.sort(count);
+        }
+        &self.keys[..count]
+    }
+
+    fn sort(&mut self, wanted: usize) {
+        let rest = &mut self.keys[self.sorted..];
+        let added = wanted - self.sorted;
+        if added < rest.len() {
+            rest.select_nth_unstable(added);
+        }
+        rest[..added].sort_unstable();
+        self.sorted = wanted;
+    }
+}
+
+/// A number that rises as the score falls, and with the id among equal scores.
+fn order_key(score: f32, id: usize) -> u64 {
+    // Adding zero turns -0.0 into 0.0, which it equals.
+    let bits = (score + 0.0).to_bits();
+    let rising = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(!rising) << 32 | id as u64
+}
+
+fn key_id(key: u64) -> usize {
+    (key & u64::from(u32::MAX)) as usize
+}
+
+/// Sum of `exp((score - max) * rate)`, in eight lanes of fixed order.
+fn sum_exp(scores: &[f32], max: f64, rate: f64) -> f64 {
+    const LANES: usize = 8;
+    let mut lanes = [0.0; LANES];
+    let chunks = scores.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &score) in lanes.iter_mut().zip(chunk) {
+            *lane += exp_nonpositive((f64::from(score) - max) * rate);
+        }
+    }
+    for (lane, &score) in lanes.iter_mut().zip(rest) {
+        *lane += exp_nonpositive((f64::from(score) - max) * rate);
+    }
+    lanes.iter().sum()
+}
+
+/// `exp(x)` for `x <= 0` to about one unit in the last place; 0 below -708.
+///
+/// Written out because the C library's differs in the last bit between systems, which would move
+/// draws that fall on a border. `x = k ln 2 + r` with `|r| <= ln 2 / 2`, a polynomial for `exp(r)`,
+/// then `k` is added to the exponent.
+fn exp_nonpositive(x: f64) -> f64 {
+    /// Adding it leaves the nearest integer in the low bits of the sum.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    /// The upper bits of ln 2, so that `k * LN_2_HIGH` is exact, and the rest.
+    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    /// 1/n!, from n = 13 down to 0.
+    const COEFFICIENTS: [f64; 14] = [
+        1.0 / 6_227_020_800.0,
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    let clamped = if x < -708.0 { -708.0 } else { x };
+    let shifted = clamped * std::f64::consts::LOG2_E + ROUND;
+    let k = shifted - ROUND;
+    let r = (clamped - k * LN_2_HIGH) - k * LN_2_LOW;
+    let series = COEFFICIENTS.iter().fold(0.0, |sum, c| sum * r + c);
+    let scaled = f64::from_bits(series.to_bits().wrapping_add(shifted.to_bits() << 52));
+    if x < -708.0 { 0.0 } else { scaled }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_agrees_with_the_c_library() {
+        assert_eq!(exp_nonpositive(0.0), 1.0);
+        assert_eq!(exp_nonpositive(-0.0), 1.0);
+        assert_eq!(exp_nonpositive(f64::NEG_INFINITY), 0.0);
+        assert_eq!(exp_nonpositive(-709.0), 0.0);
+        for i in 0..70_800 {
+            let x = -f64::from(i) * 0.009_999_7;
+            let error = (exp_nonpositive(x) / x.exp() - 1.0).abs();
+            assert!(error < 5e-16, "exp({x}) is off by {error:e}");
+        }
+    }
+
+    #[test]
+    fn ranking_is_the_full_sort_however_far_it_is_asked() {
+        let scores: Vec<f32> =
+            (0..5_000).map(|i| (uniform(7, i) * 40.0).floor() as f32 - 20.0).collect();
+        let mut expected: Vec<usize> = (0..scores.len()).collect();
+        expected.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+        let mut keys = Vec::new();
+        let mut ranking = Ranking::new(&scores, &mut keys);
+        assert_eq!(ranking.first(3).len(), 3);
+        let ranked: Vec<usize> = (0..scores.len()).map(|rank| key_id(ranking.key(rank))).collect();
+        assert_eq!(ranked, expected);
+    }
+}

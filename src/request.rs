@@ -1,0 +1,243 @@
+//! What a caller asks for and what it hears back: plain data, immutable after submit.
+//!
+//! Nothing here computes. [`Request::check`] and [`SamplingParams::check`] are the door: what they
+//! let through, no later layer has to doubt. Limits that depend on memory (context length, blocks)
+//! are the engine's and are checked at submit.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Most stop strings of one request.
+pub const MAX_STOP_STRINGS: usize = 16;
+
+/// Longest stop string, in bytes.
+pub const MAX_STOP_BYTES: usize = 256;
+
+/// Most entries of a `logit_bias`.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+
+/// Most alternatives reported beside a token.
+pub const MAX_LOGPROBS: usize = 20;
+
+/// What a caller asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The prompt's token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate, at least one.
+    pub max_tokens: usize,
+    /// How each token is chosen.
+    pub sampling: SamplingParams,
+    /// Texts that end the answer, matched across token borders; none of them is part of it.
+    pub stop: Vec<String>,
+    /// Token ids that end the answer besides the model's own end of sequence.
+    pub stop_token_ids: Vec<u32>,
+    /// Generate on past the model's end of sequence.
+    pub ignore_eos: bool,
+}
+
+impl Request {
+    /// Refuses what no engine with `vocab_size` tokens could honour, naming field, value and range.
+    pub fn check(&self, vocab_size: usize) -> Result<(), InvalidParam> {
+        require(!self.prompt.is_empty(), "prompt", "empty", || "at least one token".into())?;
+        for &id in &self.prompt {
+            require_id("prompt", id, vocab_size)?;
+        }
+        require(self.max_tokens > 0, "max_tokens", self.max_tokens, || "1 or more".into())?;
+        require(self.stop.len() <= MAX_STOP_STRINGS, "stop", self.stop.len(), || {
+            format!("{MAX_STOP_STRINGS} strings at most")
+        })?;
+        for text in &self.stop {
+            let fits = (1..=MAX_STOP_BYTES).contains(&text.len());
+            require(fits, "stop", format!("a string of {} bytes", text.len()), || {
+                format!("strings of 1 to {MAX_STOP_BYTES} bytes")
+            })?;
+        }
+        for &id in &self.stop_token_ids {
+            require_id("stop_token_ids", id, vocab_size)?;
+        }
+        self.sampling.check(vocab_size)
+    }
+}
+
+/// How a token is chosen. The fields are applied in the order penalties, bias, temperature,
+/// `top_k`, `top_p`, `min_p`; the defaults change nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// Flattens the distribution above 1 and sharpens it below; 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the fewest of the likeliest tokens that together have this probability.
+    pub top_p: f32,
+    /// Keep tokens with at least this fraction of the likeliest token's probability.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of all tokens in prompt and answer.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer, once per occurrence.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these token ids.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Same seed, same answer; without one the caller draws it from the operating system.
+    pub seed: Option<u64>,
+    /// Report each token's logprob and this many of the likeliest alternatives; none by default.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: None,
+            logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Refuses values out of range for a model of `vocab_size` tokens. No range admits NaN.
+    pub fn check(&self, vocab_size: usize) -> Result<(), InvalidParam> {
+        let positive = |x: f32| x > 0.0 && x.is_finite();
+        let non_negative = self.temperature >= 0.0 && self.temperature.is_finite();
+        require(non_negative, "temperature", self.temperature, || "0 or more, finite".into())?;
+        let top_p = self.top_p > 0.0 && self.top_p <= 1.0;
+        require(top_p, "top_p", self.top_p, || "above 0, at most 1".into())?;
+        let min_p = (0.0..=1.0).contains(&self.min_p);
+        require(min_p, "min_p", self.min_p, || "0 to 1".into())?;
+        let penalty = self.repetition_penalty;
+        require(positive(penalty), "repetition_penalty", penalty, || "above 0, finite".into())?;
+        for (field, value) in [
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ] {
+            require((-2.0..=2.0).contains(&value), field, value, || "-2 to 2".into())?;
+        }
+        let biases = self.logit_bias.len();
+        require(biases <= MAX_LOGIT_BIAS, "logit_bias", biases, || {
+            format!("{MAX_LOGIT_BIAS} entries at most")
+        })?;
+        for (&id, &bias) in &self.logit_bias {
+            require_id("logit_bias", id, vocab_size)?;
+            let fits = (-100.0..=100.0).contains(&bias);
+            require(fits, "logit_bias", format!("{bias} for token {id}"), || "-100 to 100".into())?;
+        }
+        let logprobs = self.logprobs.unwrap_or(0);
+        require(logprobs <= MAX_LOGPROBS, "logprobs", logprobs, || format!("0 to {MAX_LOGPROBS}"))
+    }
+
+    /// True when the logits are used as the model gave them: no penalty, no bias.
+    pub fn leaves_logits_alone(&self) -> bool {
+        self.repetition_penalty == 1.0
+            && self.presence_penalty == 0.0
+            && self.frequency_penalty == 0.0
+            && self.logit_bias.is_empty()
+    }
+}
+
+/// A parameter out of its range: the caller's fault, told at the door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidParam {
+    /// The field's name as callers spell it.
+    pub field: &'static str,
+    /// What it was.
+    pub value: String,
+    /// What it may be.
+    pub allowed: String,
+}
+
+impl fmt::Display for InvalidParam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, allowed: {}", self.field, self.value, self.allowed)
+    }
+}
+
+impl std::error::Error for InvalidParam {}
+
+/// The end of a request or one more token of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// The token; absent only when a request ends between two tokens (cancelled, failed).
+    pub token: Option<u32>,
+    /// Text that became final with this token: empty while bytes of a character are missing or
+    /// the text may still become a stop string.
+    pub text: String,
+    /// The token's logprob and its alternatives, when asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Why nothing follows; present in the last event only.
+    pub finish: Option<FinishReason>,
+}
+
+/// Natural logarithms of raw probabilities: before penalties, bias and temperature.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Logprobs {
+    /// Of the token that was drawn.
+    pub chosen: f32,
+    /// The likeliest tokens, likeliest first, the lower id first among equals.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a request ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model or the request said so.
+    Stop(StopCause),
+    /// `max_tokens` or the context's end was reached.
+    Length,
+    /// The caller cancelled it or dropped its handle.
+    Cancelled,
+    /// The engine could not go on with it; the text says why.
+    Failed(String),
+}
+
+impl FinishReason {
+    /// The word callers see: `stop`, `length`, `cancelled` or `error`.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Stop(_) => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Failed(_) => "error",
+        }
+    }
+}
+
+/// What stopped a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopCause {
+    /// The model's end of sequence.
+    Eos,
+    /// One of the request's `stop_token_ids`.
+    Token(u32),
+    /// One of the request's `stop` strings.
+    Text(String),
+}
+
+fn require(
+    holds: bool,
+    field: &'static str,
+    value: impl fmt::Display,
+    allowed: impl FnOnce() -> String,
+) -> Result<(), InvalidParam> {
+    if holds {
+        return Ok(());
+    }
+    Err(InvalidParam { field, value: value.to_string(), allowed: allowed() })
+}
+
+fn require_id(field: &'static str, id: u32, vocab_size: usize) -> Result<(), InvalidParam> {
+    require((id as usize) < vocab_size, field, format!("token {id}"), || {
+        format!("tokens 0 to {}", vocab_size.saturating_sub(1))
+    })
+}
