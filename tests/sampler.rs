@@ -382,7 +382,7 @@ fn broken_logits_are_an_error_in_every_mode() {
     ];
     for params in &modes {
         let draw = Draw { params, seed: 0, choice: 0, tokens: &[0], prompt_len: 0 };
-        let mut result = |logits: &[f32]| Sampler::new().draw(logits, &draw).map(|s| s.id);
+        let result = |logits: &[f32]| Sampler::new().draw(logits, &draw).map(|s| s.id);
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert_eq!(result(&[1.0, nan, nan]), Err(SampleError::NotANumber { id: 1 }));
         assert_eq!(result(&[infinity, 1.0, -nan]), Err(SampleError::NotANumber { id: 2 }));

@@ -1,7 +1,7 @@
 //! Where a sequence's memory lies inside a slot and a block, in bytes.
 //!
 //! ```text
-//! slot:  | S of recurrent layer 0 | its window | S of layer 1 | its window | ... | last hidden row |
+//! slot:  | S of recurrent layer 0 | window | S of layer 1 | window | ... | last hidden row |
 //! block: | attention layer 0: 64 rows | attention layer 1: 64 rows | ... |
 //! ```
 //!
