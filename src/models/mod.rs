@@ -1,19 +1,27 @@
 //! Models as data, and the one decoder that runs them.
 
+pub mod batch;
 mod config;
+pub mod decoder;
 mod dense;
 #[cfg(feature = "embedded-model")]
 mod embedded;
 mod family;
+mod ffn;
 pub mod files;
 mod generation;
 mod kimi_linear;
 pub mod layout;
 mod llama;
+mod mixer;
 mod qwen3;
 pub mod spec;
+mod workspace;
 
+pub use batch::{Batch, LogitSource};
 pub use config::ConfigFault;
+pub use decoder::Model;
 pub use family::{FAMILIES, Family};
 pub use files::{ModelError, ModelFiles, ModelWeights};
 pub use generation::GenerationDefaults;
+pub use workspace::Workspace;

@@ -310,6 +310,16 @@ impl Kda {
         self.heads * self.head_dim
     }
 
+    /// Heads and widths as kernels take them.
+    pub fn shape(&self) -> kernels::kda::Shape {
+        kernels::kda::Shape {
+            key_heads: self.heads,
+            value_heads: self.heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+        }
+    }
+
     /// Values of the recurrent state `[heads][value][key]`.
     pub fn state_values(&self) -> usize {
         self.heads * self.head_dim * self.head_dim
@@ -318,6 +328,22 @@ impl Kda {
     /// Values of the convolution window `[width - 1][query | key | value channels]`.
     pub fn window_values(&self) -> usize {
         (self.conv_width - 1) * 3 * self.inner()
+    }
+}
+
+impl Mla {
+    /// Heads and widths as kernels take them.
+    pub fn shape(&self) -> kernels::mla::Shape {
+        let Mla { heads, nope, rope, value_dim, rank, .. } = *self;
+        kernels::mla::Shape { heads, nope, rope, value_dim, rank }
+    }
+}
+
+impl Gqa {
+    /// Heads and widths as kernels take them.
+    pub fn shape(&self) -> kernels::gqa::Shape {
+        let Gqa { heads, kv_heads, head_dim, .. } = *self;
+        kernels::gqa::Shape { heads, kv_heads, head_dim }
     }
 }
 

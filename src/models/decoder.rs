@@ -1,0 +1,183 @@
+//! The one decoder: runs any [`ModelSpec`] over a batch.
+//!
+//! ```text
+//! x = embedding(tokens)
+//! each layer:  x += mixer(norm(x));  x += ffn(norm(x))
+//! hidden = norm(x)      the last row of each span is kept in its slot
+//! logits = head(hidden) of the rows that are asked for
+//! ```
+
+use kernels::norm::{Scale, rms_norm};
+use kernels::{Arena, Cpu, Dtype, Matrix, Rows, RowsMut, gemm};
+
+use super::batch::{Batch, LogitSource};
+use super::ffn::FfnWeights;
+use super::files::{ModelFiles, ModelWeights};
+use super::layout::{LayerLayout, StateLayout};
+use super::mixer::MixerWeights;
+use super::spec::{ModelSpec, Part};
+use super::workspace::{Workspace, rows};
+use crate::weights::Tensor;
+
+/// A model with its weights, ready to run in f32.
+#[derive(Debug)]
+pub struct Model {
+    spec: ModelSpec,
+    layout: StateLayout,
+    weights: ModelWeights,
+    embedding: Tensor,
+    head: Tensor,
+    final_norm: Vec<f32>,
+    layers: Vec<LayerWeights>,
+}
+
+#[derive(Debug)]
+struct LayerWeights {
+    mixer_norm: Vec<f32>,
+    mixer: MixerWeights,
+    ffn_norm: Vec<f32>,
+    ffn: FfnWeights,
+}
+
+/// What a layer's operators share in a step.
+pub(super) struct Step<'a> {
+    pub cpu: &'a Cpu,
+    pub weights: &'a ModelWeights,
+    pub batch: &'a Batch,
+    pub arena: &'a mut Arena,
+    /// Where the layer's memory lies in slots and blocks.
+    pub place: LayerLayout,
+}
+
+impl Step<'_> {
+    pub(super) fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
+        self.weights.matrix(tensor)
+    }
+}
+
+/// Hears the residual stream: after the embedding (0), after layer `i` (`i + 1`), and after the
+/// final norm (one more). For tests that compare layer by layer.
+pub type Observer<'a> = &'a mut dyn FnMut(usize, Rows<'_>);
+
+impl Model {
+    /// Puts loaded weights in their places. Small tensors are widened; matrices stay where they
+    /// lie.
+    pub fn new(files: &ModelFiles, weights: ModelWeights) -> Model {
+        let spec = files.spec.clone();
+        let layer = |(i, layer): (usize, &super::spec::Layer)| LayerWeights {
+            mixer_norm: weights.vector(Some(i), Part::MixerNorm),
+            mixer: MixerWeights::new(&layer.mixer, i, &weights),
+            ffn_norm: weights.vector(Some(i), Part::FfnNorm),
+            ffn: FfnWeights::new(&layer.ffn, i, &weights),
+        };
+        let embedding = weights.tensor(None, Part::Embedding);
+        let head = if spec.tied_head { embedding } else { weights.tensor(None, Part::Head) };
+        Model {
+            layers: spec.layers.iter().enumerate().map(layer).collect(),
+            layout: StateLayout::new(&spec, Dtype::F32, Dtype::F32),
+            final_norm: weights.vector(None, Part::FinalNorm),
+            spec,
+            weights,
+            embedding,
+            head,
+        }
+    }
+
+    /// What the model is.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Where its memory lies in slots and blocks.
+    pub fn layout(&self) -> &StateLayout {
+        &self.layout
+    }
+
+    /// Runs a batch: writes its states and per-token rows to `arena`, and returns the logits it
+    /// asks for, `[sources][vocab_size]`.
+    ///
+    /// # Panics
+    /// When the batch breaks a rule of [`Batch::check`] or is larger than `work` was made for.
+    pub fn forward<'w>(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        arena: &mut Arena,
+        work: &'w mut Workspace,
+        observe: Observer<'_>,
+    ) -> &'w [f32] {
+        batch.check();
+        work.begin(batch, &self.spec);
+        self.embed(batch, work);
+        let width = self.spec.hidden;
+        observe(0, Rows::new(rows(&mut work.x, batch.rows(), width), width));
+        for (i, layer) in self.layers.iter().enumerate() {
+            let place = self.layout.layers[i];
+            let mut step = Step { cpu, weights: &self.weights, batch, arena, place };
+            self.normed(cpu, batch, &layer.mixer_norm, work);
+            layer.mixer.forward(&mut step, work);
+            self.normed(cpu, batch, &layer.ffn_norm, work);
+            layer.ffn.forward(&mut step, work);
+            observe(i + 1, Rows::new(rows(&mut work.x, batch.rows(), width), width));
+        }
+        self.normed(cpu, batch, &self.final_norm, work);
+        let hidden = Rows::new(rows(&mut work.normed, batch.rows(), width), width);
+        observe(self.layers.len() + 1, hidden);
+        self.keep_hidden_rows(batch, hidden, arena);
+        self.logits(cpu, batch, arena, work)
+    }
+
+    fn embed(&self, batch: &Batch, work: &mut Workspace) {
+        let embedding = self.weights.matrix(&self.embedding);
+        let width = self.spec.hidden;
+        for (token, row) in batch.tokens.iter().zip(work.x.chunks_exact_mut(width)) {
+            embedding.copy_row(*token as usize, row);
+        }
+    }
+
+    /// `normed = rms_norm(x)`.
+    fn normed(&self, cpu: &Cpu, batch: &Batch, weights: &[f32], work: &mut Workspace) {
+        let (count, width) = (batch.rows(), self.spec.hidden);
+        let x = Rows::new(rows(&mut work.x, count, width), width);
+        let out = RowsMut::new(rows(&mut work.normed, count, width), width);
+        rms_norm(cpu, x, Scale::Plain(weights), self.spec.norm_eps, out);
+    }
+
+    /// Keeps the hidden row of each span's last position, and of each snapshot's, in its slot.
+    fn keep_hidden_rows(&self, batch: &Batch, hidden: Rows<'_>, arena: &mut Arena) {
+        let Some(at) = self.layout.hidden_row else { return };
+        for span in &batch.spans {
+            let snapshots = batch.snapshots[span.snapshots.clone()].iter();
+            let kept = snapshots.map(|s| (s.slot, s.after_rows)).chain([(span.write, span.rows)]);
+            for (slot, rows) in kept {
+                let row = hidden.row(span.first_row + rows - 1);
+                arena.f32s_mut(slot + at, row.len()).copy_from_slice(row);
+            }
+        }
+    }
+
+    fn logits<'w>(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        arena: &Arena,
+        work: &'w mut Workspace,
+    ) -> &'w [f32] {
+        let (width, vocab) = (self.spec.hidden, self.spec.vocab_size);
+        let count = batch.logits.len();
+        work.head_rows.resize(count * width, 0.0);
+        for (source, out) in batch.logits.iter().zip(work.head_rows.chunks_exact_mut(width)) {
+            out.copy_from_slice(match source {
+                LogitSource::Row(row) => &work.normed[row * width..(row + 1) * width],
+                LogitSource::Slot(slot) => {
+                    let at = self.layout.hidden_row.expect("only models with slots sample from one");
+                    arena.f32s(slot + at, width)
+                }
+            });
+        }
+        work.logits.resize(count * vocab, 0.0);
+        let (x, head) = (Rows::new(&work.head_rows, width), self.weights.matrix(&self.head));
+        gemm::gemm(cpu, x, head, RowsMut::new(&mut work.logits, vocab));
+        &work.logits
+    }
+}

@@ -1,0 +1,126 @@
+//! The feed-forward part of a layer: dense, or routed experts with a shared one.
+
+use kernels::moe::{self, ExpertWeights};
+use kernels::{Cpu, Matrix, Rows, RowsMut, activation, gemm};
+
+use super::decoder::Step;
+use super::files::ModelWeights;
+use super::spec::{Ffn, Part};
+use super::workspace::{Workspace, rows};
+use crate::weights::Tensor;
+
+/// A feed-forward part with its weights.
+#[derive(Debug)]
+pub(super) enum FfnWeights {
+    Dense(Glu),
+    Moe(MoeWeights),
+}
+
+/// Gate, up and down of one SwiGLU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Glu {
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+}
+
+#[derive(Debug)]
+pub(super) struct MoeWeights {
+    router: moe::Router,
+    logits: Tensor,
+    bias: Vec<f32>,
+    experts: Vec<Glu>,
+    shared: Option<Glu>,
+}
+
+impl FfnWeights {
+    pub(super) fn new(ffn: &Ffn, layer: usize, weights: &ModelWeights) -> FfnWeights {
+        let glu = |parts: [Part; 3]| {
+            let [gate, up, down] = parts.map(|part| weights.tensor(Some(layer), part));
+            Glu { gate, up, down }
+        };
+        match ffn {
+            Ffn::Dense { .. } => {
+                FfnWeights::Dense(glu([Part::FfnGate, Part::FfnUp, Part::FfnDown]))
+            }
+            Ffn::Moe(moe) => {
+                let expert = |e| glu([Part::ExpertGate(e), Part::ExpertUp(e), Part::ExpertDown(e)]);
+                let shared = [Part::SharedGate, Part::SharedUp, Part::SharedDown];
+                let bias = moe.router.has_bias();
+                FfnWeights::Moe(MoeWeights {
+                    router: moe.router.clone(),
+                    logits: weights.tensor(Some(layer), Part::Router),
+                    bias: match bias {
+                        true => weights.vector(Some(layer), Part::RouterBias),
+                        false => Vec::new(),
+                    },
+                    experts: (0..moe.router.experts).map(expert).collect(),
+                    shared: (moe.shared_inter > 0).then(|| glu(shared)),
+                })
+            }
+        }
+    }
+
+    /// `x += ffn(normed)`.
+    pub(super) fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
+        match self {
+            FfnWeights::Dense(glu) => {
+                let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..]);
+                glu.forward(step, &work.normed, buffers, &mut work.x);
+            }
+            FfnWeights::Moe(moe) => moe.forward(step, work),
+        }
+    }
+}
+
+impl Glu {
+    /// `out += down(silu(gate x) · up x)`.
+    fn forward(
+        &self,
+        step: &Step<'_>,
+        x: &[f32],
+        (gate, up): (&mut [f32], &mut [f32]),
+        out: &mut [f32],
+    ) {
+        let (cpu, count) = (step.cpu, step.batch.rows());
+        let down = step.matrix(&self.down);
+        let (width, inter) = (down.rows, down.cols);
+        let x = Rows::new(&x[..count * width], width);
+        let (gate, up) = (rows(gate, count, inter), rows(up, count, inter));
+        gemm::gemm(cpu, x, step.matrix(&self.gate), RowsMut::new(gate, inter));
+        gemm::gemm(cpu, x, step.matrix(&self.up), RowsMut::new(up, inter));
+        activation::silu_mul(cpu, RowsMut::new(gate, inter), Rows::new(up, inter));
+        gemm::gemm_add(cpu, Rows::new(gate, inter), down, RowsMut::new(rows(out, count, width), width));
+    }
+}
+
+impl MoeWeights {
+    fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
+        let (cpu, count): (&Cpu, usize) = (step.cpu, step.batch.rows());
+        let router: Matrix<'_> = step.matrix(&self.logits);
+        let (experts, width) = (router.rows, router.cols);
+        let x = Rows::new(rows(&mut work.normed, count, width), width);
+        let logits = rows(&mut work.router, count, experts);
+        gemm::gemm(cpu, x, router, RowsMut::new(logits, experts));
+        let choices = &mut work.choices[..count * self.router.top_k];
+        moe::route(cpu, &self.router, Rows::new(logits, experts), &self.bias, choices);
+        let weights: Vec<ExpertWeights<'_>> = self
+            .experts
+            .iter()
+            .map(|glu| ExpertWeights {
+                gate: step.matrix(&glu.gate),
+                up: step.matrix(&glu.up),
+                down: step.matrix(&glu.down),
+            })
+            .collect();
+        let routed = work.experts.as_mut().expect("a routed layer has its workspace");
+        let sum = rows(&mut work.experts_out, count, width);
+        moe::experts(cpu, x, choices, &weights, routed, RowsMut::new(sum, width));
+        if let Some(shared) = &self.shared {
+            let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..]);
+            shared.forward(step, &work.normed, buffers, &mut work.experts_out);
+        }
+        let out = RowsMut::new(rows(&mut work.x, count, width), width);
+        activation::add(cpu, out, Rows::new(rows(&mut work.experts_out, count, width), width));
+    }
+}

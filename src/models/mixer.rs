@@ -1,0 +1,257 @@
+//! The mixers of a layer: projections around the kernels of `kda`, `mla` and `gqa`.
+
+use kernels::norm::{GateKind, Scale, rms_norm_gated, rms_norm_in_place};
+use kernels::{Paged, Rows, RowsMut, activation, conv, gemm, gqa, kda, mla, rope};
+
+use super::decoder::Step;
+use super::files::ModelWeights;
+use super::layout::LayerLayout;
+use super::spec::{Gqa, Kda, Mixer, Mla, Part};
+use super::workspace::{Workspace, rows};
+use crate::weights::Tensor;
+
+/// A mixer with its weights.
+#[derive(Debug)]
+pub(super) enum MixerWeights {
+    Kda(KdaWeights),
+    Mla(MlaWeights),
+    Gqa(GqaWeights),
+}
+
+impl MixerWeights {
+    pub(super) fn new(mixer: &Mixer, layer: usize, weights: &ModelWeights) -> MixerWeights {
+        match mixer {
+            Mixer::Kda(kda) => MixerWeights::Kda(KdaWeights::new(kda, layer, weights)),
+            Mixer::Mla(mla) => MixerWeights::Mla(MlaWeights::new(mla, layer, weights)),
+            Mixer::Gqa(gqa) => MixerWeights::Gqa(GqaWeights::new(gqa, layer, weights)),
+        }
+    }
+
+    /// `x += mixer(normed)`.
+    pub(super) fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
+        let (output, width) = match self {
+            MixerWeights::Kda(kda) => kda.forward(step, work),
+            MixerWeights::Mla(mla) => mla.forward(step, work),
+            MixerWeights::Gqa(gqa) => gqa.forward(step, work),
+        };
+        let count = step.batch.rows();
+        let output = step.matrix(output);
+        let attended = Rows::new(rows(&mut work.attended, count, width), width);
+        let x = RowsMut::new(rows(&mut work.x, count, output.rows), output.rows);
+        gemm::gemm_add(step.cpu, attended, output, x);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct KdaWeights {
+    shape: Kda,
+    qkv: [Tensor; 3],
+    /// `[width][query | key | value channels]`.
+    taps: Vec<f32>,
+    decay: [Tensor; 2],
+    decay_log: Vec<f32>,
+    decay_bias: Vec<f32>,
+    beta: Tensor,
+    gate: [Tensor; 2],
+    head_norm: Vec<f32>,
+    output: Tensor,
+}
+
+impl KdaWeights {
+    fn new(kda: &Kda, layer: usize, weights: &ModelWeights) -> KdaWeights {
+        let tensor = |part| weights.tensor(Some(layer), part);
+        let vector = |part| weights.vector(Some(layer), part);
+        let convs = [Part::QueryConv, Part::KeyConv, Part::ValueConv].map(vector);
+        let mut taps = Vec::with_capacity(3 * kda.inner() * kda.conv_width);
+        for tap in 0..kda.conv_width {
+            for conv in &convs {
+                taps.extend(conv.chunks_exact(kda.conv_width).map(|channel| channel[tap]));
+            }
+        }
+        KdaWeights {
+            shape: kda.clone(),
+            qkv: [Part::Query, Part::Key, Part::Value].map(tensor),
+            taps,
+            decay: [Part::DecayDown, Part::DecayUp].map(tensor),
+            decay_log: vector(Part::DecayLog),
+            decay_bias: vector(Part::DecayBias),
+            beta: tensor(Part::Beta),
+            gate: [Part::GateDown, Part::GateUp].map(tensor),
+            head_norm: vector(Part::HeadNorm),
+            output: tensor(Part::Output),
+        }
+    }
+
+    fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
+        let LayerLayout::Recurrent { state, window } = step.place else {
+            unreachable!("a KDA layer has its memory in slots")
+        };
+        let (inner, count) = (self.shape.inner(), step.batch.rows());
+        self.project(step, work);
+        let qkv = Rows::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
+        let taps =
+            conv::Taps { channels: 3 * inner, width: self.shape.conv_width, values: &self.taps };
+        let (spans, snapshots) = (&step.batch.spans[..], &step.batch.snapshots[..]);
+        let windows = conv::Windows { spans, snapshots, arena: step.arena, at: window };
+        let mixed = RowsMut::new(rows(&mut work.mixed, count, 3 * inner), 3 * inner);
+        conv::conv(step.cpu, qkv, taps, windows, mixed);
+        let inputs = kda::Inputs {
+            qkv: Rows::new(rows(&mut work.mixed, count, 3 * inner), 3 * inner),
+            decay: Rows::new(rows(&mut work.decay, count, inner), inner),
+            beta: Rows::new(rows(&mut work.beta, count, self.shape.heads), self.shape.heads),
+        };
+        let states = kda::States { spans, snapshots, arena: step.arena, at: state };
+        let out = RowsMut::new(rows(&mut work.attended, count, inner), inner);
+        kda::kda(step.cpu, self.shape.shape(), inputs, states, &mut work.scratch, out);
+        self.norm_heads(step, work);
+        (&self.output, inner)
+    }
+
+    /// Queries, keys and values; log-decays; write strengths; the output gate.
+    fn project(&self, step: &Step<'_>, work: &mut Workspace) {
+        let (cpu, count, inner) = (step.cpu, step.batch.rows(), self.shape.inner());
+        let width = step_width(step, &self.output);
+        let x = Rows::new(rows(&mut work.normed, count, width), width);
+        for (i, tensor) in self.qkv.iter().enumerate() {
+            let out = RowsMut::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
+            gemm::gemm(cpu, x, step.matrix(tensor), out.columns(i * inner, inner));
+        }
+        let dim = self.shape.head_dim;
+        for ([down, up], out) in [(&self.decay, &mut work.decay), (&self.gate, &mut work.gate)] {
+            let narrow = rows(&mut work.narrow, count, dim);
+            gemm::gemm(cpu, x, step.matrix(down), RowsMut::new(narrow, dim));
+            let narrow = Rows::new(narrow, dim);
+            gemm::gemm(cpu, narrow, step.matrix(up), RowsMut::new(rows(out, count, inner), inner));
+        }
+        let decay = RowsMut::new(rows(&mut work.decay, count, inner), inner);
+        kda::gate(cpu, self.shape.gate, &self.decay_log, &self.decay_bias, decay);
+        let heads = self.shape.heads;
+        let beta = rows(&mut work.beta, count, heads);
+        gemm::gemm(cpu, x, step.matrix(&self.beta), RowsMut::new(beta, heads));
+        activation::sigmoid(cpu, RowsMut::new(beta, heads));
+    }
+
+    /// Each head's output, normed and gated, where it lies; the ungated copy goes to `mixed`.
+    fn norm_heads(&self, step: &Step<'_>, work: &mut Workspace) {
+        let (count, inner, dim) = (step.batch.rows(), self.shape.inner(), self.shape.head_dim);
+        let raw = rows(&mut work.mixed, count, inner);
+        raw.copy_from_slice(rows(&mut work.attended, count, inner));
+        let raw = Rows::new(raw, dim);
+        let gate = Rows::new(rows(&mut work.gate, count, inner), dim);
+        let out = RowsMut::new(rows(&mut work.attended, count, inner), dim);
+        let (norm, eps) = (&self.head_norm, self.shape.norm_eps);
+        rms_norm_gated(step.cpu, raw, norm, eps, gate, GateKind::Sigmoid, out);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct MlaWeights {
+    shape: Mla,
+    query: Tensor,
+    latent_down: Tensor,
+    latent_norm: Vec<f32>,
+    latent_up: Tensor,
+    output: Tensor,
+}
+
+impl MlaWeights {
+    fn new(mla: &Mla, layer: usize, weights: &ModelWeights) -> MlaWeights {
+        let tensor = |part| weights.tensor(Some(layer), part);
+        MlaWeights {
+            shape: mla.clone(),
+            query: tensor(Part::Query),
+            latent_down: tensor(Part::LatentDown),
+            latent_norm: weights.vector(Some(layer), Part::LatentNorm),
+            latent_up: tensor(Part::LatentUp),
+            output: tensor(Part::Output),
+        }
+    }
+
+    fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
+        let LayerLayout::Attention { rows: at } = step.place else {
+            unreachable!("an MLA layer has its memory in blocks")
+        };
+        let (shape, count, cpu) = (self.shape.shape(), step.batch.rows(), step.cpu);
+        let width = step_width(step, &self.output);
+        let x = Rows::new(rows(&mut work.normed, count, width), width);
+        let queries = shape.heads * shape.query();
+        let q = rows(&mut work.qkv, count, queries);
+        gemm::gemm(cpu, x, step.matrix(&self.query), RowsMut::new(q, queries));
+        let latents = rows(&mut work.mixed, count, shape.row());
+        gemm::gemm(cpu, x, step.matrix(&self.latent_down), RowsMut::new(latents, shape.row()));
+        let normed = RowsMut::new(latents, shape.row()).columns(0, shape.rank);
+        rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
+        let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
+        mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, at);
+        let inputs = mla::Inputs { q: Rows::new(q, queries), up: step.matrix(&self.latent_up) };
+        let paged = Paged { spans, tables, arena: step.arena, at };
+        let values = shape.heads * shape.value_dim;
+        let out = RowsMut::new(rows(&mut work.attended, count, values), values);
+        mla::attend(cpu, shape, inputs, paged, &mut work.scratch, &mut work.tasks, out);
+        (&self.output, values)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct GqaWeights {
+    shape: Gqa,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    /// Weights of the per-head norms of queries and keys.
+    norms: Option<(Vec<f32>, Vec<f32>)>,
+    output: Tensor,
+}
+
+impl GqaWeights {
+    fn new(gqa: &Gqa, layer: usize, weights: &ModelWeights) -> GqaWeights {
+        let tensor = |part| weights.tensor(Some(layer), part);
+        let vector = |part| weights.vector(Some(layer), part);
+        GqaWeights {
+            shape: gqa.clone(),
+            query: tensor(Part::Query),
+            key: tensor(Part::Key),
+            value: tensor(Part::Value),
+            norms: gqa.qk_norm.map(|_| (vector(Part::QueryNorm), vector(Part::KeyNorm))),
+            output: tensor(Part::Output),
+        }
+    }
+
+    fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
+        let LayerLayout::Attention { rows: at } = step.place else {
+            unreachable!("a GQA layer has its memory in blocks")
+        };
+        let (shape, count, cpu) = (self.shape.shape(), step.batch.rows(), step.cpu);
+        let width = step_width(step, &self.output);
+        let x = Rows::new(rows(&mut work.normed, count, width), width);
+        let (queries, keys) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let (q, rest) = work.qkv.split_at_mut(count * queries);
+        let (k, rest) = rest.split_at_mut(count * keys);
+        let v = &mut rest[..count * keys];
+        gemm::gemm(cpu, x, step.matrix(&self.query), RowsMut::new(q, queries));
+        gemm::gemm(cpu, x, step.matrix(&self.key), RowsMut::new(k, keys));
+        gemm::gemm(cpu, x, step.matrix(&self.value), RowsMut::new(v, keys));
+        let dim = shape.head_dim;
+        if let (Some((query_norm, key_norm)), Some(eps)) = (&self.norms, self.shape.qk_norm) {
+            rms_norm_in_place(cpu, RowsMut::new(q, dim), Scale::Plain(query_norm), eps);
+            rms_norm_in_place(cpu, RowsMut::new(k, dim), Scale::Plain(key_norm), eps);
+        }
+        let table = Workspace::angles_of(&work.angles, &self.shape.rope);
+        let angles = Rows::new(&work.angles[table].1, self.shape.rope.dim);
+        rope::rotate(cpu, RowsMut::new(q, queries), dim, angles);
+        rope::rotate(cpu, RowsMut::new(k, keys), dim, angles);
+        let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
+        let (k, v) = (Rows::new(k, keys), Rows::new(v, keys));
+        gqa::write(shape, (spans, tables), k, v, step.arena, at);
+        let paged = Paged { spans, tables, arena: step.arena, at };
+        let out = RowsMut::new(rows(&mut work.attended, count, queries), queries);
+        let q = Rows::new(q, queries);
+        gqa::attend(cpu, shape, q, paged, &mut work.scratch, &mut work.tasks, out);
+        (&self.output, queries)
+    }
+}
+
+/// Width of the residual stream: what the output projection gives.
+fn step_width(step: &Step<'_>, output: &Tensor) -> usize {
+    step.matrix(output).rows
+}
