@@ -81,7 +81,13 @@ fn weights_are_measured_where_they_are() {
     assert_eq!(report.weights_bytes, 2 * report.parameters + 2 * wide);
     assert!(report.weights_bytes_from_files);
     assert!(!report.fits[3].within_context);
-    assert_eq!(inspect(&[]).vocab_size, 3072, "the model in the binary");
+}
+
+#[cfg(feature = "embedded-model")]
+#[test]
+fn without_a_folder_it_is_the_model_in_the_binary() {
+    let report = inspect(&[]);
+    assert_eq!((report.vocab_size, report.weights_bytes_from_files), (3072, true));
 }
 
 #[test]

@@ -138,6 +138,7 @@ fn goldens_load_with_progress() {
     }
 }
 
+#[cfg(feature = "embedded-model")]
 #[test]
 fn embedded_model_equals_its_file() {
     let embedded = ModelFiles::embedded().unwrap().load(&mut |_, _| {}).unwrap();

@@ -215,7 +215,15 @@ fn write_costs(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         true => "as stored in the files",
         false => "at 2 bytes a parameter; no weight files here",
     };
-    let percent = |loss: f64| format!("{:.1} %", 100.0 * loss);
+    let filled = |units: usize, what: &str, loss: f64| {
+        let plural = if units == 1 { "" } else { "s" };
+        format!("{units} {what}{plural} ({:.1} % lost)", 100.0 * loss)
+    };
+    let blocks = filled(page.blocks, "block", page.block_loss);
+    let page_holds = match page.slots {
+        0 => blocks,
+        slots => format!("{} or {blocks}", filled(slots, "slot", page.slot_loss)),
+    };
     let window = sequence.window_dtype;
     let rows = [
         ("weights", report.weights_bytes, source.to_owned()),
@@ -225,19 +233,7 @@ fn write_costs(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         ("            slot", sequence.slot_bytes, "all three, padded".to_owned()),
         ("a token:    KV", token.kv_bytes, token.kv_dtype.to_owned()),
         ("a block:    KV", token.block_bytes, format!("{} tokens", token.block_tokens)),
-        (
-            "a page",
-            page.page_bytes,
-            match page.slots {
-                0 => format!("{} blocks, {} lost", page.blocks, percent(page.block_loss)),
-                slots => format!(
-                    "{slots} slots, {} lost, or {} blocks, {} lost",
-                    percent(page.slot_loss),
-                    page.blocks,
-                    percent(page.block_loss)
-                ),
-            },
-        ),
+        ("a page", page.page_bytes, page_holds),
     ];
     let width = rows.iter().map(|(_, bytes, _)| grouped(*bytes).len()).max().unwrap_or(0);
     for (what, bytes, note) in rows {

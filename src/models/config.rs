@@ -1,11 +1,12 @@
 //! A reader of `config.json` that never guesses.
 //!
-//! A family asks for the keys it knows, and [`Config::settled`] says all that is wrong at once: keys
-//! that are missing, values of the wrong kind, values that would change the arithmetic in a way
-//! we do not implement, and keys that nobody asked for. A silent default produces fluent nonsense.
+//! A family asks for the keys it knows, and [`Config::settled`] says all that is wrong at once:
+//! keys that are missing, values of the wrong kind, values that would change the arithmetic in a
+//! way we do not implement, and keys that nobody asked for. A silent default produces fluent
+//! nonsense.
 //!
-//! Keys are dotted paths (`linear_attn_config.num_heads`). Where the file has a `text_config`, a key
-//! is looked up there first. A key has the other names that [`ALIASES`] gives it.
+//! Keys are dotted paths (`linear_attn_config.num_heads`). Where the file has a `text_config`, a
+//! key is looked up there first. A key has the other names that [`ALIASES`] gives it.
 
 use std::collections::BTreeSet;
 

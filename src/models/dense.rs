@@ -55,7 +55,10 @@ pub(super) fn read(
         )
     });
     config.rule(declared_dim.is_some() || hidden.is_multiple_of(heads), || {
-        format!("without head_dim, hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+        format!(
+            "without head_dim, hidden_size ({hidden}) must be a multiple of \
+             num_attention_heads ({heads})"
+        )
     });
     let head_dim = declared_dim.unwrap_or(hidden / heads);
     // The frequencies of a rotation are listed one by one too.

@@ -45,7 +45,7 @@ pub enum ModelError {
         found: String,
     },
     /// All that is wrong with `config.json` and `generation_config.json`.
-    #[error("{path} cannot be used:{}", .faults.iter().map(|f| format!("\n  {f}")).collect::<String>())]
+    #[error("{path} cannot be used:{}", lines(.faults))]
     Config {
         /// The file.
         path: String,
@@ -75,7 +75,8 @@ enum Place {
 }
 
 impl ModelFiles {
-    /// Reads `config.json` in `dir`, and `generation_config.json` if it is there. Touches no weights.
+    /// Reads `config.json` in `dir`, and `generation_config.json` if it is there. Touches no
+    /// weights.
     ///
     /// # Errors
     /// An unreadable file, an unsupported family, or all that is wrong with the files.
@@ -219,6 +220,10 @@ impl ModelWeights {
     pub fn by_name(&self) -> &Weights {
         &self.weights
     }
+}
+
+fn lines(faults: &[ConfigFault]) -> String {
+    faults.iter().map(|fault| format!("\n  {fault}")).collect()
 }
 
 fn object(text: &str, path: impl Fn() -> String) -> Result<Map<String, Value>, ModelError> {

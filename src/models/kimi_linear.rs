@@ -140,7 +140,10 @@ fn check_router(config: &mut Config<'_>, router: &Router) {
     let Router { experts, top_k, groups, top_groups, .. } = *router;
     let split = experts.is_multiple_of(groups) && (groups == 1 || experts / groups >= 2);
     config.rule(split, || {
-        format!("num_experts ({experts}) cannot be split into num_expert_group ({groups}) groups of 2 or more")
+        format!(
+            "num_experts ({experts}) cannot be split into num_expert_group ({groups}) groups of \
+             2 or more"
+        )
     });
     config.rule(top_groups <= groups, || {
         format!("topk_group ({top_groups}) is above num_expert_group ({groups})")

@@ -12,7 +12,10 @@ const LISTED: usize = 20;
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The folder holds neither a single file nor an index.
-    #[error("{}: neither model.safetensors nor model.safetensors.index.json is there", .dir.display())]
+    #[error(
+        "{}: neither model.safetensors nor model.safetensors.index.json is there",
+        .dir.display()
+    )]
     NoFiles {
         /// The folder.
         dir: PathBuf,

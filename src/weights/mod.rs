@@ -8,7 +8,7 @@
 mod fault;
 mod files;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hint::black_box;
 use std::mem::discriminant;
 use std::path::Path;
@@ -84,8 +84,8 @@ impl Weights {
     /// Opens `model.safetensors` in `dir`, or the shards that `model.safetensors.index.json` lists,
     /// and reads them through once, so that no request waits for the disk later.
     ///
-    /// Tensors that are not `required` are an error, but for those that `ignore` accepts. `progress`
-    /// hears bytes done and bytes in all.
+    /// Tensors that are not `required` are an error, but for those that `ignore` accepts.
+    /// `progress` hears bytes done and bytes in all.
     ///
     /// # Errors
     /// Everything that is wrong with the files ([`Fault`]), or that they are not there.
@@ -247,9 +247,9 @@ fn checked(
             }
         }
     }
-    let needed: HashMap<&str, ()> = required.iter().map(|n| (n.name.as_str(), ())).collect();
+    let needed: HashSet<&str> = required.iter().map(|n| n.name.as_str()).collect();
     for (&tensor, &(shard, _)) in &stored {
-        if !needed.contains_key(tensor) && !ignore(tensor) {
+        if !needed.contains(tensor) && !ignore(tensor) {
             let file = listing.shards[shard].name.clone();
             faults.push(Fault::Unused { tensor: tensor.to_owned(), file });
         }
