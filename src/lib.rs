@@ -1,8 +1,9 @@
 //! deltapool: an inference engine for hybrid linear-attention models.
 
 pub mod cli;
+pub mod engine;
 pub mod inspect;
 pub mod models;
-pub mod weights;
-pub mod engine;
 pub mod request;
+pub mod scheduler;
+pub mod weights;

@@ -337,9 +337,11 @@ fn broken_layouts() {
     fs::write(dir.path().join(INDEX), r#"{"weight_map": {"x": 3}}"#).unwrap();
     assert_faults(&dir, &["model.safetensors.index.json: x is in 3, which is no file name"]);
     fs::write(dir.path().join(FILE), "").unwrap();
+    fs::write(dir.path().join(INDEX), r#"{"weight_map": {}}"#).unwrap();
     assert_eq!(
         fault(&dir),
-        "DIR: both model.safetensors and model.safetensors.index.json are there; remove one"
+        "DIR: model.safetensors is there, but model.safetensors.index.json does not name it; \
+         remove one"
     );
 }
 

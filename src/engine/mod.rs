@@ -1,3 +1,4 @@
-//! The engine: runs requests step by step.
-
+//! The engine.
+pub mod executor;
+pub mod lower;
 pub mod sampler;

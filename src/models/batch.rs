@@ -40,7 +40,8 @@ impl Batch {
     }
 
     /// Asserts what every kernel relies on: spans cover the rows in order, written slots are
-    /// pairwise distinct, and none is read by another span.
+    /// pairwise distinct, and none is read by another span. Slots of zero bytes are no places:
+    /// [`NO_SLOT`] stands for them.
     ///
     /// # Panics
     /// When one of these is false: `lower` has a fault.
@@ -52,7 +53,7 @@ impl Batch {
             row += span.rows;
             let snapshots = &self.snapshots[span.snapshots.clone()];
             let kept = snapshots.iter().map(|s| s.slot);
-            for slot in kept.chain([span.write]) {
+            for slot in kept.chain([span.write]).filter(|slot| *slot != NO_SLOT) {
                 assert!(written.insert(slot), "slot at {slot} is written twice");
             }
             let rows = snapshots.iter().map(|s| s.after_rows);

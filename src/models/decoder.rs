@@ -170,7 +170,8 @@ impl Model {
             out.copy_from_slice(match source {
                 LogitSource::Row(row) => &work.normed[row * width..(row + 1) * width],
                 LogitSource::Slot(slot) => {
-                    let at = self.layout.hidden_row.expect("only models with slots sample from one");
+                    let at =
+                        self.layout.hidden_row.expect("only models with slots sample from one");
                     arena.f32s(slot + at, width)
                 }
             });

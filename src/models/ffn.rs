@@ -90,7 +90,12 @@ impl Glu {
         gemm::gemm(cpu, x, step.matrix(&self.gate), RowsMut::new(gate, inter));
         gemm::gemm(cpu, x, step.matrix(&self.up), RowsMut::new(up, inter));
         activation::silu_mul(cpu, RowsMut::new(gate, inter), Rows::new(up, inter));
-        gemm::gemm_add(cpu, Rows::new(gate, inter), down, RowsMut::new(rows(out, count, width), width));
+        gemm::gemm_add(
+            cpu,
+            Rows::new(gate, inter),
+            down,
+            RowsMut::new(rows(out, count, width), width),
+        );
     }
 }
 

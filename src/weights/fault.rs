@@ -22,7 +22,7 @@ pub enum WeightsError {
     },
     /// The folder holds both; which one is meant is not ours to guess.
     #[error(
-        "{}: both model.safetensors and model.safetensors.index.json are there; remove one",
+        "{}: model.safetensors is there, but model.safetensors.index.json does not name it; remove one",
         .dir.display()
     )]
     TwoLayouts {

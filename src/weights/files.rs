@@ -94,14 +94,12 @@ impl Listing {
     /// Maps the files in `dir` and reads their headers.
     pub(super) fn of_dir(dir: &Path) -> Result<Listing, WeightsError> {
         let mut listing = Listing::empty(dir.display().to_string());
-        match (dir.join(SINGLE).exists(), dir.join(INDEX).exists()) {
-            (false, false) => return Err(WeightsError::NoFiles { dir: dir.to_owned() }),
-            (true, true) => return Err(WeightsError::TwoLayouts { dir: dir.to_owned() }),
-            (true, false) => {
-                let file = map(dir, SINGLE)?;
-                listing.add_single(SINGLE, Bytes::Mapped(file));
-            }
-            (false, true) => listing.add_indexed(dir)?,
+        if dir.join(INDEX).exists() {
+            listing.add_indexed(dir)?;
+        } else if dir.join(SINGLE).exists() {
+            listing.add_single(SINGLE, Bytes::Mapped(map(dir, SINGLE)?));
+        } else {
+            return Err(WeightsError::NoFiles { dir: dir.to_owned() });
         }
         Ok(listing)
     }
@@ -134,6 +132,9 @@ impl Listing {
                 return Ok(());
             }
         };
+        if dir.join(SINGLE).exists() && !by_file.contains_key(SINGLE) {
+            return Err(WeightsError::TwoLayouts { dir: dir.to_owned() });
+        }
         for (file, tensors) in by_file {
             let readable = match map(dir, &file) {
                 Ok(mapped) => self.add(&file, Bytes::Mapped(mapped)),

@@ -1,6 +1,8 @@
 //! What the golden tests share: tensors of the oracle, and how far from them a result may be.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod rig;
+
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};

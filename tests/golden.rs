@@ -1,0 +1,247 @@
+//! Whole models against the oracle: logits, probabilities, hidden states layer by layer, the states
+//! and cached rows after the prompt, greedy continuations, and eight ragged prompts in one batch.
+//!
+//! Every model folder runs as it is and with its weights widened to f32; the two must agree to the
+//! bit. Every instruction set of this processor runs.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use deltapool::models::layout::LayerLayout;
+use deltapool::models::spec::Mixer;
+use deltapool::models::{Family, ModelFiles};
+use deltapool::scheduler::Wanted;
+use kernels::Isa;
+use safetensors::tensor::TensorView;
+use support::rig::{Rig, Setting, Turn, argmax};
+use support::{Tensors, assert_close, golden_folders};
+
+/// Model folders of the families this version serves, each with its golden; prints what is there
+/// and what of it runs.
+fn models() -> Vec<(PathBuf, Tensors)> {
+    let mut found = Vec::new();
+    for folder in golden_folders() {
+        let mut dirs: Vec<PathBuf> = fs::read_dir(folder.join("models"))
+            .expect("the goldens have models")
+            .map(|entry| entry.expect("a folder entry").path())
+            .collect();
+        dirs.sort();
+        let (all, mut run) = (dirs.len(), Vec::new());
+        for dir in dirs {
+            let config = fs::read_to_string(dir.join("config.json")).expect("a model has its config");
+            let config: serde_json::Value = serde_json::from_str(&config).expect("it parses");
+            if Family::of(config.as_object().expect("an object")).is_ok() {
+                run.push(dir);
+            }
+        }
+        let names = run.iter().map(|d| d.file_name().expect("a name").to_string_lossy().into_owned());
+        let names = names.collect::<Vec<_>>().join(", ");
+        println!("models: {} of {all} run in {}: {names}", run.len(), folder.display());
+        found.extend(run.into_iter().map(|dir| {
+            let golden = golden_of(&dir);
+            (dir, golden)
+        }));
+    }
+    assert!(found.len() >= 3);
+    found
+}
+
+/// The golden of a folder; an `_f32` twin has that of its original.
+fn golden_of(dir: &Path) -> Tensors {
+    let name = dir.file_name().expect("a name").to_string_lossy();
+    let original = dir.with_file_name(name.trim_end_matches("_f32"));
+    Tensors::read(&original.join("golden.safetensors"))
+}
+
+/// A copy of the folder with all weights widened to f32.
+fn f32_twin(dir: &Path) -> tempfile::TempDir {
+    let twin = tempfile::tempdir().expect("a temporary folder");
+    for file in ["config.json", "generation_config.json"] {
+        fs::copy(dir.join(file), twin.path().join(file)).expect("a copy");
+    }
+    let files = ModelFiles::open(dir).expect("a golden opens");
+    let weights = files.load(&mut |_, _| {}).expect("a golden loads");
+    let widened = weights.by_name().widened();
+    let mut shapes = std::collections::HashMap::new();
+    for required in files.spec.required() {
+        shapes.insert(files.tensor_name(required.layer, required.part), required.shape);
+    }
+    let views = widened.iter().map(|(name, values)| {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let view = TensorView::new(safetensors::Dtype::F32, shapes[name].clone(), bytes);
+        (name.clone(), view.expect("shape and bytes agree"))
+    });
+    let file = safetensors::serialize(views, None).expect("it serialises");
+    fs::write(twin.path().join("model.safetensors"), file).expect("a file");
+    twin
+}
+
+/// Golden arrays hold one row per something; splits off row `i` of `width` values.
+fn row(values: &[f32], i: usize, width: usize) -> &[f32] {
+    &values[i * width..(i + 1) * width]
+}
+
+fn check_prompt(what: &str, files: &ModelFiles, golden: &Tensors, isa: Isa) -> Vec<f32> {
+    let mut rig = Rig::new(files, Setting { isa, threads: 2, ..Setting::default() });
+    let prompt = golden.ids("prompt_ids");
+    let sequence = rig.add(&prompt);
+    let hidden = golden.values("hidden_first70");
+    let norms = golden.values("hidden_norms");
+    let (width, vocab) = (files.spec.hidden, files.spec.vocab_size);
+    let mut observed = 0;
+    let logits = rig.step_observed(&[Turn::new(sequence, 200, Wanted::All)], &mut |stage, rows| {
+        observed += 1;
+        let first: Vec<f32> = (0..70).flat_map(|i| rows.row(i)).copied().collect();
+        let expected = row(hidden, stage, 70 * width);
+        assert_close(&format!("{what}, hidden {stage}"), &first, expected, 1e-4);
+        let lengths: Vec<f32> = (0..prompt.len())
+            .map(|i| rows.row(i).iter().map(|x| x * x).sum::<f32>().sqrt())
+            .collect();
+        let expected = row(norms, stage, prompt.len());
+        assert_close(&format!("{what}, norms {stage}"), &lengths, expected, 1e-4);
+        let expected = row(golden.values("hidden_last"), stage, width);
+        assert_close(&format!("{what}, last row {stage}"), rows.row(199), expected, 2e-4);
+    });
+    assert_eq!(observed, files.spec.layers.len() + 2);
+    let expected = golden.values("logits_last8_f64ref");
+    assert_close(&format!("{what}, logits"), &logits[192 * vocab..], expected, 2e-4);
+    check_probabilities(what, &logits, &prompt, golden.values("nll"));
+    check_states(what, &rig, files, golden);
+    check_greedy(what, &mut rig, sequence, &logits[199 * vocab..], golden);
+    rig.finish();
+    logits
+}
+
+fn check_probabilities(what: &str, logits: &[f32], prompt: &[u32], nll: &[f32]) {
+    let vocab = logits.len() / prompt.len();
+    let mut sum = 0.0;
+    for (i, expected) in nll.iter().enumerate() {
+        let logits = row(logits, i, vocab);
+        let max = logits.iter().fold(f32::MIN, |m, x| m.max(*x));
+        let total: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
+        let got = total.ln() + f64::from(max) - f64::from(logits[prompt[i + 1] as usize]);
+        sum += got - f64::from(*expected);
+        assert!((got - f64::from(*expected)).abs() <= 1e-3, "{what}: nll of token {i}: {got}");
+    }
+    assert!(sum.abs() <= 1e-2, "{what}: the sum of nll is off by {sum}");
+}
+
+/// States are `[heads][V][K]` here and `[heads][K][V]` in the golden; windows `[3][channels]` here
+/// and `[channels][3]` there.
+fn check_states(what: &str, rig: &Rig, files: &ModelFiles, golden: &Tensors) {
+    let layout = rig.executor.model().layout().clone();
+    let slot = rig.slot(rig.sequences[0].state().slot());
+    for (i, layer) in files.spec.layers.iter().enumerate() {
+        let what = format!("{what}, layer {i}");
+        match (&layer.mixer, layout.layers[i]) {
+            (Mixer::Kda(kda), LayerLayout::Recurrent { state, window }) => {
+                let (dim, inner) = (kda.head_dim, kda.inner());
+                let got = &slot[state / 4..][..kda.state_values()];
+                let expected = golden.values(&format!("state.{i}.S"));
+                let transposed: Vec<f32> = (0..got.len())
+                    .map(|at| {
+                        let (head, k, v) = (at / dim / dim, at / dim % dim, at % dim);
+                        got[(head * dim + v) * dim + k]
+                    })
+                    .collect();
+                assert_close(&format!("{what}, state"), &transposed, expected, 1e-4);
+                let got = &slot[window / 4..][..kda.window_values()];
+                for (j, name) in ["conv_q", "conv_k", "conv_v"].into_iter().enumerate() {
+                    let kept = kda.conv_width - 1;
+                    let rows = (0..inner * kept).map(|at| {
+                        let (channel, row) = (at / kept, at % kept);
+                        got[row * 3 * inner + j * inner + channel]
+                    });
+                    let expected = golden.values(&format!("state.{i}.{name}"));
+                    let rows: Vec<f32> = rows.collect();
+                    assert_close(&format!("{what}, {name}"), &rows, expected, 1e-4);
+                }
+            }
+            (Mixer::Mla(mla), LayerLayout::Attention { rows }) => {
+                let width = mla.rank + mla.rope;
+                let last = rig.block_rows(0, rows, 64 * width)[3][4 * width..8 * width].to_vec();
+                let part = |from: usize, len: usize| -> Vec<f32> {
+                    (0..4).flat_map(|r| row(&last, r, width)[from..from + len].to_vec()).collect()
+                };
+                let expected = golden.values(&format!("state.{i}.latent_last4"));
+                assert_close(&format!("{what}, latent"), &part(0, mla.rank), expected, 1e-4);
+                let expected = golden.values(&format!("state.{i}.k_pe_last4"));
+                assert_close(&format!("{what}, k_pe"), &part(mla.rank, mla.rope), expected, 1e-4);
+            }
+            (Mixer::Gqa(gqa), LayerLayout::Attention { rows }) => {
+                let part = gqa.kv_heads * 64 * gqa.head_dim;
+                let block = rig.block_rows(0, rows, 2 * part).remove(3);
+                for (j, name) in ["k_last4", "v_last4"].into_iter().enumerate() {
+                    let dim = gqa.head_dim;
+                    let got: Vec<f32> = (4..8)
+                        .flat_map(|r| (0..gqa.kv_heads).map(move |h| (h * 64 + r) * dim))
+                        .flat_map(|at| block[j * part + at..][..dim].to_vec())
+                        .collect();
+                    let expected = golden.values(&format!("state.{i}.{name}"));
+                    assert_close(&format!("{what}, {name}"), &got, expected, 1e-4);
+                }
+            }
+            _ => panic!("{what}: layout and mixer disagree"),
+        }
+    }
+}
+
+fn check_greedy(what: &str, rig: &mut Rig, sequence: usize, logits: &[f32], golden: &Tensors) {
+    let expected = golden.ids("greedy_ids");
+    let mut logits = logits.to_vec();
+    for (i, id) in expected.iter().enumerate() {
+        let reference = row(golden.values("decode_logits"), i, logits.len());
+        assert_close(&format!("{what}, decode logits {i}"), &logits, reference, 2e-4);
+        assert_eq!(argmax(&logits), *id, "{what}: greedy token {i}");
+        rig.sequences[sequence].push(*id);
+        logits = rig.step(&[Turn::new(sequence, 1, Wanted::Last)]);
+    }
+}
+
+/// Eight prompts of different lengths, prefilled and decoded together.
+fn check_ragged(what: &str, files: &ModelFiles, golden: &Tensors, isa: Isa) {
+    let most_rows = 1024;
+    let mut rig = Rig::new(files, Setting { isa, threads: 2, most_rows, ..Setting::default() });
+    let ids = golden.ids("multi.prompt_ids");
+    let mut rest = &ids[..];
+    for len in golden.ids("multi.lens") {
+        let (prompt, tail) = rest.split_at(len as usize);
+        rig.add(prompt);
+        rest = tail;
+    }
+    let count = rig.sequences.len();
+    let vocab = files.spec.vocab_size;
+    let mut answers = vec![Vec::new(); count];
+    for _ in 0..16 {
+        let turns: Vec<Turn<'_>> = (0..count).map(|i| Turn::new(i, 512, Wanted::Last)).collect();
+        let logits = rig.step(&turns);
+        for (i, answer) in answers.iter_mut().enumerate() {
+            let id = argmax(row(&logits, i, vocab));
+            rig.sequences[i].push(id);
+            answer.push(id);
+        }
+    }
+    let expected = golden.ids("multi.greedy_ids");
+    for (i, answer) in answers.iter().enumerate() {
+        assert_eq!(answer[..], expected[i * 16..(i + 1) * 16], "{what}: ragged prompt {i}");
+    }
+    rig.finish();
+}
+
+#[test]
+fn models_match_the_oracle() {
+    for (dir, golden) in models() {
+        let files = ModelFiles::open(&dir).expect("a golden opens");
+        let twin = f32_twin(&dir);
+        let wide = ModelFiles::open(twin.path()).expect("a twin opens");
+        for isa in Isa::available() {
+            let what = format!("{}, {}", dir.file_name().expect("a name").display(), isa.name());
+            let logits = check_prompt(&what, &files, &golden, isa);
+            let widened = check_prompt(&format!("{what}, widened"), &wide, &golden, isa);
+            assert!(logits == widened, "{what}: widened weights give other bits");
+            check_ragged(&what, &files, &golden, isa);
+        }
+    }
+}
