@@ -7,3 +7,4 @@ pub mod models;
 pub mod request;
 pub mod scheduler;
 pub mod weights;
+pub mod text;

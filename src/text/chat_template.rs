@@ -1,0 +1,202 @@
+//! Chat templates: messages to text by the model's own Jinja template.
+//!
+//! Templates are written for transformers, that is for Jinja2 in Python with `trim_blocks`,
+//! `lstrip_blocks` and a few functions. What minijinja lacks of that is registered here: Python's
+//! string and dict methods, `tojson` as `json.dumps` without HTML escapes, `raise_exception` and
+//! `strftime_now`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::{Map, Value};
+
+use super::TextError;
+use super::date::strftime;
+use super::files::{CHAT_TEMPLATE, TOKENIZER_CONFIG, TextFiles, TokenizerConfig, bad_key};
+use super::python::Dumps;
+
+/// The variables that are the chat itself.
+const CHAT_VARIABLES: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
+/// The special tokens that a template sees under these names.
+const TOKEN_VARIABLES: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
+
+/// A model's chat template, compiled.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    default: String,
+    /// The template for chats with tools, where the model has one of its own.
+    tool_use: Option<String>,
+    tokens: Map<String, Value>,
+}
+
+/// What a template renders.
+#[derive(Debug, Clone, Copy)]
+pub struct Chat<'a> {
+    /// The messages as JSON objects, `role` and `content` and what else the model knows. Tool-call
+    /// arguments should be objects: a template that writes them with `tojson` would quote a string
+    /// once more.
+    pub messages: &'a [Value],
+    /// Descriptions of the tools, in the order they are shown.
+    pub tools: Option<&'a [Value]>,
+    /// Ends the text with the opening of an assistant turn.
+    pub add_generation_prompt: bool,
+    /// Further variables, for example `enable_thinking`.
+    pub variables: &'a Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Compiles the template of a model's files: `chat_template.jinja`, else `chat_template` of
+    /// `tokenizer_config.json`, which is a template or a list of named ones.
+    pub fn from_files(files: &TextFiles) -> Result<Self, TextError> {
+        let config = TokenizerConfig::read(files)?;
+        let mut tokens = Map::new();
+        for name in TOKEN_VARIABLES {
+            if let Some(content) = config.token(name)? {
+                tokens.insert(name.to_owned(), content.into());
+            }
+        }
+        let mut template =
+            Self { environment: environment(), default: String::new(), tool_use: None, tokens };
+        match (&files.chat_template, config.get("chat_template")) {
+            (Some(bytes), _) => {
+                let source = std::str::from_utf8(bytes).map_err(|error| bad_template(&error))?;
+                template.default = template.add(CHAT_TEMPLATE.to_owned(), source)?;
+            }
+            (None, Some(Value::String(source))) => {
+                let name = format!("{TOKENIZER_CONFIG} chat_template");
+                template.default = template.add(name, source)?;
+            }
+            (None, Some(Value::Array(list))) => template.add_named(list)?,
+            (None, Some(_)) => {
+                return Err(bad_key("chat_template", "is neither a string nor a list"));
+            }
+            (None, None) => return Err(TextError::NoChatTemplate),
+        }
+        Ok(template)
+    }
+
+    /// The text of a chat. Encode it with [`Tokenizer::encode`](super::Tokenizer::encode) and
+    /// [`Specials::Parse`](super::Specials::Parse): the template writes BOS itself.
+    pub fn render(&self, chat: &Chat) -> Result<String, TextError> {
+        // Templates may ask whether they were given documents; none are.
+        let mut context = Map::from_iter([("documents".to_owned(), Value::Null)]);
+        context.extend(self.tokens.clone());
+        for (name, value) in chat.variables {
+            if CHAT_VARIABLES.contains(&name.as_str()) {
+                return Err(TextError::ReservedVariable { name: name.clone() });
+            }
+            context.insert(name.clone(), value.clone());
+        }
+        context.insert("messages".to_owned(), chat.messages.into());
+        context.insert("tools".to_owned(), chat.tools.map_or(Value::Null, Value::from));
+        context.insert("add_generation_prompt".to_owned(), chat.add_generation_prompt.into());
+        let name = self.tool_use.as_ref().filter(|_| chat.tools.is_some()).unwrap_or(&self.default);
+        let template = self.environment.get_template(name).map_err(|e| failed(&e))?;
+        template.render(minijinja::Value::from(Serde(&context))).map_err(|e| failed(&e))
+    }
+
+    fn add(&mut self, name: String, source: &str) -> Result<String, TextError> {
+        self.environment
+            .add_template_owned(name.clone(), source.to_owned())
+            .map_err(|error| failed(&error))?;
+        Ok(name)
+    }
+
+    /// The list form: `[{"name": "default", "template": ...}, {"name": "tool_use", ...}]`.
+    fn add_named(&mut self, list: &[Value]) -> Result<(), TextError> {
+        for (index, item) in list.iter().enumerate() {
+            let field = |key: &str| item.get(key).and_then(Value::as_str);
+            let (Some(name), Some(source)) = (field("name"), field("template")) else {
+                let key = format!("chat_template[{index}]");
+                return Err(bad_key(key, "has no name or no template"));
+            };
+            let added = self.add(format!("{TOKENIZER_CONFIG} chat_template {name}"), source)?;
+            match name {
+                "default" => self.default = added,
+                "tool_use" => self.tool_use = Some(added),
+                _ => {}
+            }
+        }
+        if self.default.is_empty() {
+            return Err(bad_key("chat_template", "has no template named default"));
+        }
+        Ok(())
+    }
+}
+
+/// The words of `raise_exception`, found again in the chain of errors that rendering returns.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn bad_template(error: &dyn std::error::Error) -> TextError {
+    TextError::BadFile { file: CHAT_TEMPLATE, detail: error.to_string() }
+}
+
+fn failed(error: &Error) -> TextError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(this) = cause {
+        if let Some(Raised(message)) = this.downcast_ref() {
+            return TextError::TemplateRaised { message: message.clone() };
+        }
+        cause = this.source();
+    }
+    TextError::TemplateFailed { detail: error.to_string() }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the delimiters are the default ones"));
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    environment
+}
+
+/// `tojson` as transformers defines it: `json.dumps` with `ensure_ascii=False`.
+fn tojson(value: minijinja::Value, options: Kwargs) -> Result<String, Error> {
+    let invalid = |detail: &str| Error::new(ErrorKind::InvalidOperation, detail.to_owned());
+    if value.is_undefined() {
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
+    }
+    let indent = match options.get::<Option<minijinja::Value>>("indent")? {
+        Some(indent) if indent.kind() == ValueKind::String => Some(indent.to_string()),
+        Some(indent) => {
+            let width = indent.as_usize().ok_or_else(|| invalid("indent is not a width"))?;
+            Some(" ".repeat(width))
+        }
+        None => None,
+    };
+    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    let [item_separator, key_separator] = match separators.map(<[String; 2]>::try_from) {
+        Some(Ok(separators)) => separators,
+        Some(Err(_)) => return Err(invalid("separators are not two")),
+        None => [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_owned),
+    };
+    let dumps = Dumps {
+        item_separator,
+        key_separator,
+        indent,
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    let value = serde_json::to_value(&value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(dumps.write(&value))
+}
+
+fn raise_exception(message: String) -> Result<String, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn strftime_now(format: String) -> Result<String, Error> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    strftime(&format, now).map_err(|detail| Error::new(ErrorKind::InvalidOperation, detail))
+}
