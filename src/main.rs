@@ -1,3 +1,8 @@
-//! The deltapool command.
+//! The `deltapool` program: everything is in the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let isa = std::env::var("DELTAPOOL_ISA").ok();
+    deltapool::cli::main(isa.as_deref())
+}

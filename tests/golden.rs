@@ -30,13 +30,15 @@ fn models() -> Vec<(PathBuf, Tensors)> {
         dirs.sort();
         let (all, mut run) = (dirs.len(), Vec::new());
         for dir in dirs {
-            let config = fs::read_to_string(dir.join("config.json")).expect("a model has its config");
+            let config =
+                fs::read_to_string(dir.join("config.json")).expect("a model has its config");
             let config: serde_json::Value = serde_json::from_str(&config).expect("it parses");
             if Family::of(config.as_object().expect("an object")).is_ok() {
                 run.push(dir);
             }
         }
-        let names = run.iter().map(|d| d.file_name().expect("a name").to_string_lossy().into_owned());
+        let names =
+            run.iter().map(|d| d.file_name().expect("a name").to_string_lossy().into_owned());
         let names = names.collect::<Vec<_>>().join(", ");
         println!("models: {} of {all} run in {}: {names}", run.len(), folder.display());
         found.extend(run.into_iter().map(|dir| {

@@ -1,3 +1,80 @@
-//! The commands, one file each.
+//! The command line: arguments in, exit code out.
+//!
+//! Text that a command is asked for goes to standard output and nothing else does; progress, one
+//! line of figures and errors go to standard error.
 
+mod error;
+mod generate;
 pub mod inspect;
+mod loading;
+mod output;
+mod prompt;
+mod score;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use kernels::Isa;
+
+pub use error::CliError;
+
+/// Runs hybrid linear-attention models (KDA + MLA).
+#[derive(Debug, Parser)]
+#[command(name = "deltapool", version, about, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model not loadable or not supported, \
+4 not enough memory, 130 interrupted.
+
+DELTAPOOL_ISA=scalar|avx2|avx512 forces an instruction set.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Continue a prompt.
+    Generate(generate::GenerateArgs),
+    /// Tell how likely a text is: log-probabilities, perplexity, bits per byte.
+    Score(score::ScoreArgs),
+    /// Show a model's layers, its bytes of state, and how many sequences fit in memory.
+    Inspect(inspect::InspectArgs),
+}
+
+/// Parses the arguments and runs the command. `isa` is the value of `DELTAPOOL_ISA`, if it is set.
+pub fn main(isa: Option<&str>) -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" that go to standard output and succeed.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { CliError::USAGE } else { 0 });
+        }
+    };
+    match run(cli, isa) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !error.is_quiet() {
+                eprintln!("error: {error}");
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
+    let isa = match isa {
+        None => Isa::best(),
+        Some(name) => {
+            Isa::by_name(name).map_err(|e| CliError::Usage(format!("DELTAPOOL_ISA: {e}")))?
+        }
+    };
+    match cli.command {
+        Command::Generate(args) => generate::run(&args, isa),
+        Command::Score(args) => score::run(&args, isa),
+        Command::Inspect(args) => Ok(inspect::run(&args)?),
+    }
+}

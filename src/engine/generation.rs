@@ -119,9 +119,8 @@ impl<'e> Generation<'e> {
         }
         let stop = self.stop_cause(token);
         let (mut text, stopped_by) = self.text.push(token, stop.is_some());
-        let stop = stop.or_else(|| {
-            stopped_by.map(|index| StopCause::Text(self.request.stop[index].clone()))
-        });
+        let stop = stop
+            .or_else(|| stopped_by.map(|index| StopCause::Text(self.request.stop[index].clone())));
         let finish = match stop {
             Some(cause) => Some(FinishReason::Stop(cause)),
             None if self.timings.generated_tokens == self.request.max_tokens => {

@@ -93,11 +93,7 @@ impl Engine {
     ///
     /// # Errors
     /// A request that no engine could honour, or one beyond this engine's limits.
-    pub fn generate(
-        &mut self,
-        request: Request,
-        seed: u64,
-    ) -> Result<Generation<'_>, EngineError> {
+    pub fn generate(&mut self, request: Request, seed: u64) -> Result<Generation<'_>, EngineError> {
         request.check(self.model().spec().vocab_size)?;
         // Of the last token only the id is needed, not its state; the limit counts it all the same.
         self.check_length(request.prompt.len().saturating_add(request.max_tokens))?;

@@ -22,6 +22,8 @@
 mod chat_template;
 mod date;
 mod detokenizer;
+#[cfg(feature = "embedded-model")]
+mod embedded;
 mod error;
 mod files;
 mod hugging_face;

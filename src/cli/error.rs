@@ -1,0 +1,89 @@
+//! Why a command failed, and the exit code that says so.
+
+use std::io;
+
+use crate::cli::inspect::InspectError;
+use crate::engine::EngineError;
+use crate::models::ModelError;
+use crate::text::TextError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The arguments do not make sense.
+    #[error("{0}")]
+    Usage(String),
+    /// The model's config or weights.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model's tokenizer or chat template.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// This binary was built without a model and none was named.
+    #[error("this binary carries no model; name a folder with --model")]
+    NoModel,
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Inspection.
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Standard output could not be written.
+    #[error("standard output: {0}")]
+    Output(io::Error),
+    /// The user pressed Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl CliError {
+    /// Exit code of wrong usage.
+    pub const USAGE: u8 = 2;
+
+    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 130 interrupted. A reader that closed
+    /// the pipe is no failure.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Usage(_) => CliError::USAGE,
+            CliError::Model(_) | CliError::Text(_) | CliError::NoModel => 3,
+            CliError::Engine(error) => match error {
+                EngineError::Memory { .. } | EngineError::Arena(_) => 4,
+                EngineError::Limit(_) | EngineError::Param(_) | EngineError::TooLong { .. } => {
+                    CliError::USAGE
+                }
+                _ => 1,
+            },
+            CliError::Inspect(error) => match error {
+                InspectError::Model(_) | InspectError::NoModel => 3,
+                InspectError::Memory(_) => 4,
+                InspectError::Write { source, .. } => pipe_code(source),
+            },
+            CliError::Output(error) => pipe_code(error),
+            CliError::File { .. } => 1,
+            CliError::Interrupted => 130,
+        }
+    }
+
+    /// Whether there is nothing to say: the reader of our output has left.
+    pub fn is_quiet(&self) -> bool {
+        match self {
+            CliError::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
+            CliError::Inspect(InspectError::Write { source, .. }) => {
+                source.kind() == io::ErrorKind::BrokenPipe
+            }
+            _ => false,
+        }
+    }
+}
+
+fn pipe_code(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::BrokenPipe { 0 } else { 1 }
+}

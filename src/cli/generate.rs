@@ -1,0 +1,242 @@
+//! `deltapool generate`: continues a prompt.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use kernels::Isa;
+use serde_json::{Map, Value, json};
+
+use super::CliError;
+use super::loading::{Files, is_shown};
+use super::output::{JsonTarget, grouped, print};
+use super::prompt::Source;
+use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, default_threads};
+use crate::engine::{EngineError, Timings};
+use crate::request::{FinishReason, Request, SamplingParams};
+use crate::text::{Chat, ChatTemplate, Specials, TextError, Tokenizer};
+
+/// Arguments of `generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// The text to continue; read from standard input when absent.
+    #[arg(conflicts_with_all = ["file", "ids_file"])]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids_file")]
+    pub file: Option<PathBuf>,
+    /// Read the prompt as a JSON array of token ids; nothing is added to it.
+    #[arg(long, value_name = "FILE")]
+    pub ids_file: Option<PathBuf>,
+    /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
+    #[arg(short, long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, default_value_t = 256, value_name = "N")]
+    pub max_tokens: usize,
+    /// Randomness of the choice; 0 takes the likeliest token.
+    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    pub temperature: f32,
+    /// Choose among the likeliest tokens that together have this probability.
+    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    pub top_p: f32,
+    /// Choose among this many of the likeliest tokens; 0 for all.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub top_k: usize,
+    /// Choose among tokens with at least this fraction of the likeliest one's probability.
+    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    pub min_p: f32,
+    /// Seed of the choice: the same seed gives the same answer; default: a random one.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Stop before this text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Put the prompt into the model's chat template, as a user's message.
+    #[arg(long, conflicts_with = "ids_file")]
+    pub chat: bool,
+    /// Go on past the model's end of sequence.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Threads to compute with; default: one per core.
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Most tokens of the prompt to compute in one step, 64 or more.
+    #[arg(long, default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS, value_name = "N")]
+    pub max_num_batched_tokens: usize,
+    /// Precision of activations and state.
+    #[arg(long, value_enum, default_value_t = Compute::F32)]
+    pub compute: Compute,
+    /// Print one JSON object on one line instead of the text, or write it to FILE beside the text.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-"
+    )]
+    pub json: Option<PathBuf>,
+    /// Say nothing on standard error but errors.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// Precision of activations and state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Compute {
+    /// Single precision: the exact path.
+    F32,
+}
+
+/// Runs the command.
+pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
+    let source = Source::read(args.prompt.as_deref(), args.file.as_ref(), args.ids_file.as_ref())?;
+    let files = Files::open(args.model.as_deref())?;
+    let tokenizer = files.tokenizer()?;
+    let prompt = prompt_ids(args, source, &files, tokenizer.as_deref())?;
+    let request = request(args, prompt);
+    let spec = &files.model.spec;
+    request.check(spec.vocab_size).map_err(|error| CliError::Usage(flag_spelling(&error)))?;
+    let tokens = request.prompt.len().saturating_add(request.max_tokens);
+    if tokens > spec.context {
+        return Err(EngineError::TooLong { tokens, limit: spec.context }.into());
+    }
+    let config = EngineConfig {
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: tokens,
+        threads: args.threads.unwrap_or_else(default_threads),
+    };
+    let mut engine = files.engine(tokenizer, isa, config, args.quiet)?;
+    let target = JsonTarget::new(args.json.as_deref());
+    let seed = request.sampling.seed.unwrap_or_else(random_seed);
+    let mut answer = Answer { prompt: request.prompt.clone(), ..Answer::default() };
+    let mut generation = engine.generate(request, seed)?;
+    while let Some(event) = generation.next() {
+        let event = event?;
+        answer.ids.extend(event.token);
+        answer.logprobs.extend(event.logprobs.map(|l| l.chosen));
+        answer.text.push_str(&event.text);
+        answer.finish = event.finish.or(answer.finish);
+        if target != JsonTarget::Output {
+            print(&event.text)?;
+        }
+    }
+    answer.timings = generation.timings();
+    answer.state_bytes = generation.state_bytes();
+    drop(generation);
+    if target != JsonTarget::Output && !answer.text.ends_with('\n') {
+        print("\n")?;
+    }
+    target.write(&answer.json(seed))?;
+    if is_shown(args.quiet) {
+        eprintln!("{}", answer.summary());
+    }
+    if answer.finish == Some(FinishReason::Cancelled) { Err(CliError::Interrupted) } else { Ok(()) }
+}
+
+fn request(args: &GenerateArgs, prompt: Vec<u32>) -> Request {
+    Request {
+        prompt,
+        max_tokens: args.max_tokens,
+        sampling: SamplingParams {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            seed: args.seed,
+            logprobs: args.json.is_some().then_some(0),
+            ..SamplingParams::default()
+        },
+        stop: args.stop.clone(),
+        stop_token_ids: Vec::new(),
+        ignore_eos: args.ignore_eos,
+    }
+}
+
+/// A parameter's error with the name of its flag: `top_p is 2` becomes `--top-p is 2`.
+fn flag_spelling(error: &crate::request::InvalidParam) -> String {
+    let flag = match error.field {
+        "prompt" => "the prompt".to_owned(),
+        field => format!("--{}", field.replace('_', "-")),
+    };
+    format!("{flag} is {}, allowed: {}", error.value, error.allowed)
+}
+
+fn prompt_ids(
+    args: &GenerateArgs,
+    source: Source,
+    files: &Files,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<u32>, CliError> {
+    let text = match source {
+        Source::Ids(ids) => return Ok(ids),
+        Source::Text(text) => text,
+    };
+    let tokenizer = tokenizer.ok_or(TextError::NoTokenizer)?;
+    if !args.chat {
+        return Ok(tokenizer.encode_prompt(&text, Specials::Plain)?);
+    }
+    let messages = [json!({"role": "user", "content": text})];
+    let chat = Chat {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        variables: &Map::new(),
+    };
+    let rendered = ChatTemplate::from_files(&files.text)?.render(&chat)?;
+    Ok(tokenizer.encode(&rendered, Specials::Parse)?)
+}
+
+/// A seed nobody can foresee: the standard library's hash keys come from the system.
+fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// What came out.
+#[derive(Default)]
+struct Answer {
+    prompt: Vec<u32>,
+    ids: Vec<u32>,
+    logprobs: Vec<f32>,
+    text: String,
+    finish: Option<FinishReason>,
+    timings: Timings,
+    state_bytes: usize,
+}
+
+impl Answer {
+    fn json(&self, seed: u64) -> Value {
+        let t = &self.timings;
+        json!({
+            "prompt_ids": self.prompt,
+            "output_ids": self.ids,
+            "text": self.text,
+            "logprobs": self.logprobs,
+            "finish_reason": self.finish.as_ref().map(FinishReason::as_str),
+            "seed": seed,
+            "timings": {
+                "prompt_tokens": t.prompt_tokens,
+                "generated_tokens": t.generated_tokens,
+                "ttft_ms": t.time_to_first_token.as_secs_f64() * 1e3,
+                "decode_ms": t.decode.as_secs_f64() * 1e3,
+                "prompt_tokens_per_second": t.prompt_rate(),
+                "decode_tokens_per_second": t.decode_rate(),
+                "state_bytes": self.state_bytes,
+            },
+        })
+    }
+
+    fn summary(&self) -> String {
+        let t = &self.timings;
+        format!(
+            "prompt {} tokens, {:.0} tok/s; decode {} tokens, {:.0} tok/s; ttft {:.0} ms; state {} \
+             bytes",
+            grouped(t.prompt_tokens),
+            t.prompt_rate(),
+            grouped(t.generated_tokens),
+            t.decode_rate(),
+            t.time_to_first_token.as_secs_f64() * 1e3,
+            grouped(self.state_bytes),
+        )
+    }
+}

@@ -1,0 +1,92 @@
+//! From a folder, or the model in the binary, to an engine; with a bar for the eyes of a terminal.
+
+use std::io::{IsTerminal, stderr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kernels::Isa;
+
+use super::CliError;
+use crate::config::EngineConfig;
+use crate::engine::Engine;
+use crate::models::{Model, ModelFiles};
+use crate::text::{TextError, TextFiles, Tokenizer};
+
+/// The files of a model: what it is, and how text becomes ids.
+pub struct Files {
+    pub model: ModelFiles,
+    pub text: TextFiles,
+}
+
+impl Files {
+    /// Reads the small files of the model in `dir`, or of the model in the binary.
+    pub fn open(dir: Option<&Path>) -> Result<Files, CliError> {
+        match dir {
+            Some(dir) => Ok(Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? }),
+            None => embedded(),
+        }
+    }
+
+    /// The tokenizer, if the model has one.
+    pub fn tokenizer(&self) -> Result<Option<Arc<Tokenizer>>, CliError> {
+        match Tokenizer::from_files(&self.text) {
+            Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
+            Err(TextError::NoTokenizer) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Loads the weights and makes an engine that ends what it does when Ctrl-C is pressed.
+    pub fn engine(
+        self,
+        tokenizer: Option<Arc<Tokenizer>>,
+        isa: Isa,
+        config: EngineConfig,
+        quiet: bool,
+    ) -> Result<Engine, CliError> {
+        config.check().map_err(|error| CliError::Usage(error.to_string()))?;
+        let bar = bar(quiet, "loading {bar:40} {bytes}/{total_bytes}");
+        let weights = self.model.load(&mut |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        });
+        bar.finish_and_clear();
+        let model = Model::new(&self.model, weights?);
+        let engine = Engine::new(model, self.model.defaults, tokenizer, isa, config)?;
+        let cancel = engine.cancel_flag();
+        // A second Ctrl-C does not wait for the step that is running.
+        let handler = move || {
+            if cancel.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        };
+        ctrlc::set_handler(handler)
+            .map_err(|error| CliError::Usage(format!("no handler for Ctrl-C: {error}")))?;
+        Ok(engine)
+    }
+}
+
+#[cfg(feature = "embedded-model")]
+fn embedded() -> Result<Files, CliError> {
+    Ok(Files { model: ModelFiles::embedded()?, text: TextFiles::embedded() })
+}
+
+#[cfg(not(feature = "embedded-model"))]
+fn embedded() -> Result<Files, CliError> {
+    Err(CliError::NoModel)
+}
+
+/// Whether figures and bars are shown: to a terminal, and unless told otherwise.
+pub fn is_shown(quiet: bool) -> bool {
+    !quiet && stderr().is_terminal()
+}
+
+/// A progress bar on standard error.
+pub fn bar(quiet: bool, template: &str) -> ProgressBar {
+    let target =
+        if is_shown(quiet) { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style = ProgressStyle::with_template(template).expect("the template is ours");
+    ProgressBar::with_draw_target(None, target).with_style(style)
+}

@@ -1,0 +1,142 @@
+//! `deltapool score`: tells how likely a text is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use kernels::Isa;
+use serde_json::{Value, json};
+
+use super::CliError;
+use super::generate::Compute;
+use super::loading::{Files, bar};
+use super::output::{JsonTarget, print};
+use super::prompt::Source;
+use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, default_threads};
+use crate::engine::EngineError;
+use crate::text::{Specials, TextError, Tokenizer};
+
+/// Arguments of `score`.
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// Read the text from a file; default: standard input.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids_file")]
+    pub file: Option<PathBuf>,
+    /// Read the text as a JSON array of token ids; nothing is added to it.
+    #[arg(long, value_name = "FILE")]
+    pub ids_file: Option<PathBuf>,
+    /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
+    #[arg(short, long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Threads to compute with; default: one per core.
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Precision of activations and state.
+    #[arg(long, value_enum, default_value_t = Compute::F32)]
+    pub compute: Compute,
+    /// Print one JSON object on one line, or write it to FILE beside the figures.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-"
+    )]
+    pub json: Option<PathBuf>,
+    /// Say nothing on standard error but errors.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
+    let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
+    let files = Files::open(args.model.as_deref())?;
+    let tokenizer = files.tokenizer()?;
+    let (tokens, bytes) = match source {
+        Source::Ids(ids) => {
+            let bytes = tokenizer.as_deref().and_then(|t| bytes_of(t, &ids));
+            (ids, bytes)
+        }
+        Source::Text(text) => {
+            let tokenizer = tokenizer.as_deref().ok_or(TextError::NoTokenizer)?;
+            (tokenizer.encode_prompt(&text, Specials::Plain)?, Some(text.len()))
+        }
+    };
+    let limit = files.model.spec.context;
+    if tokens.len() > limit {
+        return Err(EngineError::TooLong { tokens: tokens.len(), limit }.into());
+    }
+    let config = EngineConfig {
+        max_num_batched_tokens: DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        max_model_len: tokens.len(),
+        threads: args.threads.unwrap_or_else(default_threads),
+    };
+    let mut engine = files.engine(None::<Arc<Tokenizer>>, isa, config, args.quiet)?;
+    let bar = bar(args.quiet, "scoring {bar:40} {pos}/{len} tokens");
+    bar.set_length(tokens.len() as u64);
+    let scored = engine.score(tokens.clone(), &mut |done| bar.set_position(done as u64));
+    bar.finish_and_clear();
+    let logprobs = match scored {
+        Err(EngineError::Cancelled) => return Err(CliError::Interrupted),
+        other => other?,
+    };
+    let score = Score { tokens, logprobs, bytes };
+    let target = JsonTarget::new(args.json.as_deref());
+    if target != JsonTarget::Output {
+        print(&score.table())?;
+    }
+    target.write(&score.json())
+}
+
+/// Bytes that the tokens after the first stand for; none when one of them is no text.
+fn bytes_of(tokenizer: &Tokenizer, ids: &[u32]) -> Option<usize> {
+    let visible = ids.iter().filter(|id| !tokenizer.is_special(**id));
+    visible.map(|id| tokenizer.token_bytes(*id).map(<[u8]>::len)).sum()
+}
+
+struct Score {
+    tokens: Vec<u32>,
+    /// Of each token after the first.
+    logprobs: Vec<f64>,
+    bytes: Option<usize>,
+}
+
+impl Score {
+    fn sum(&self) -> f64 {
+        self.logprobs.iter().sum()
+    }
+
+    fn perplexity(&self) -> f64 {
+        (-self.sum() / self.logprobs.len() as f64).exp()
+    }
+
+    /// Bits that a byte of the text costs; the first token of a text without BOS is not counted as
+    /// a cost, its bytes are.
+    fn bits_per_byte(&self) -> Option<f64> {
+        let bytes = self.bytes.filter(|bytes| *bytes > 0)?;
+        Some(-self.sum() / std::f64::consts::LN_2 / bytes as f64)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "ids": self.tokens,
+            "logprobs": self.logprobs,
+            "logprob_sum": self.sum(),
+            "perplexity": self.perplexity(),
+            "bytes": self.bytes,
+            "bits_per_byte": self.bits_per_byte(),
+        })
+    }
+
+    fn table(&self) -> String {
+        let bits = self.bits_per_byte().map_or("unknown".to_owned(), |bits| format!("{bits:.4}"));
+        format!(
+            "tokens scored   {}\nlogprob sum     {:.4}\nperplexity      {:.4}\nbits per byte   {}\n",
+            self.logprobs.len(),
+            self.sum(),
+            self.perplexity(),
+            bits
+        )
+    }
+}
