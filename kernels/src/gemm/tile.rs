@@ -10,6 +10,9 @@
 
 use crate::simd::{Element, Kernel, Simd};
 
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
 /// `out[i][j] = Σ_k x[i][k] w[j][k]`, or `+=`.
 pub(crate) struct Nt<E> {
     m: usize,
@@ -72,6 +75,12 @@ impl<E: Element> Nt<E> {
             let whole = self.k - self.k % S::LANES;
             let mut at = 0;
             while at < whole {
+                if M == 1 && at.is_multiple_of(LINE_BYTES / size_of::<E>()) {
+                    // Rows of `w` are too short for the processor to see a stream in each.
+                    for c in N..2 * N {
+                        s.prefetch(w.wrapping_add(c * self.w_stride + at));
+                    }
+                }
                 let mut rows = [s.splat(0.0); M];
                 for (r, row) in rows.iter_mut().enumerate() {
                     *row = s.load(x.add(r * self.x_stride + at));

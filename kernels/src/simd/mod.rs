@@ -47,6 +47,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Runs `kernel` in a function of its own that is compiled for this set.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Out;
 
+    /// Asks for the cache line at `p`, which need not be a valid address.
+    fn prefetch<T>(self, p: *const T);
+
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
     /// `LANES` values at `p`.

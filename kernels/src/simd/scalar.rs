@@ -38,6 +38,9 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn prefetch<T>(self, _: *const T) {}
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
         [x; LANES]
     }

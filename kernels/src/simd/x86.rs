@@ -109,6 +109,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch<T>(self, p: *const T) {
+        // SAFETY: a prefetch touches no memory that a program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
         // SAFETY: the caller vouches for 8 values; the set is there.
         unsafe { _mm256_loadu_ps(p) }
@@ -236,6 +242,12 @@ impl Simd for Avx512 {
         }
         // SAFETY: the set is there.
         unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, p: *const T) {
+        // SAFETY: a prefetch touches no memory that a program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
     #[inline(always)]
