@@ -98,7 +98,8 @@ impl StepPlan {
         budget: &mut TokenBudget,
         grid: usize,
     ) -> Result<(), PoolError> {
-        let floor = if self.spans.is_empty() { grid } else { 0 };
+        let in_prompt = sequence.computed() < sequence.prompt_len();
+        let floor = if self.spans.is_empty() && in_prompt { grid } else { 0 };
         let Some((form, rows)) = sequence.next_span(budget.left.max(floor), grid) else {
             return Ok(());
         };
