@@ -1,3 +1,327 @@
-//! Operators, measured.
+//! Each fast operator against its naive twin at one real shape: Kimi-Linear's widths, or near them.
+//!
+//! `cargo bench --bench kernels`. The fast form runs on one thread with the best instruction set
+//! this processor has (`DELTAPOOL_ISA` forces one).
 
-fn main() {}
+use std::hint::black_box;
+
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use kernels::norm::Scale;
+use kernels::{
+    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch, Span, Values,
+    activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+};
+
+const F32: usize = size_of::<f32>();
+
+fn cpu() -> Cpu {
+    let isa = match std::env::var("DELTAPOOL_ISA") {
+        Ok(name) => Isa::by_name(&name).expect("an instruction set of this processor"),
+        Err(_) => Isa::best(),
+    };
+    Cpu::new(isa, 1)
+}
+
+/// Values like those of activations, the same in every run.
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn span(rows: usize, start: usize, form: Form, absorbed_from: usize, blocks: usize) -> Span {
+    Span {
+        first_row: 0,
+        rows,
+        start,
+        form,
+        absorbed_from,
+        read: NO_SLOT,
+        write: 0,
+        table: 0..blocks,
+        snapshots: 0..0,
+    }
+}
+
+fn group<'a>(
+    c: &'a mut Criterion,
+    name: &str,
+    throughput: Throughput,
+) -> BenchmarkGroup<'a, WallTime> {
+    let mut group = c.benchmark_group(name);
+    group.sample_size(10).throughput(throughput);
+    group
+}
+
+fn gemms(c: &mut Criterion) {
+    let cpu = cpu();
+    let (n, k) = (2304, 2304);
+    let w = values(n * k, 1);
+    let w = Matrix::new(n, k, Values::F32(&w));
+    for m in [1, 64] {
+        let x = values(m * k, 2);
+        let mut out = vec![0.0; m * n];
+        let name = format!("gemm {m}x{n}x{k}");
+        let mut group = group(c, &name, Throughput::Elements((2 * m * n * k) as u64));
+        let x = Rows::new(&x, k);
+        group.bench_function("naive", |b| {
+            b.iter(|| gemm::naive::gemm(x, w, RowsMut::new(black_box(&mut out), n)));
+        });
+        group.bench_function(cpu.isa.name(), |b| {
+            b.iter(|| gemm::gemm(&cpu, x, w, RowsMut::new(black_box(&mut out), n)));
+        });
+    }
+}
+
+fn norms_and_activations(c: &mut Criterion) {
+    let cpu = cpu();
+    let (rows, width) = (64, 2304);
+    let (x, w) = (values(rows * width, 1), values(width, 2));
+    let mut out = vec![0.0; rows * width];
+    let bytes = Throughput::Bytes((2 * rows * width * F32) as u64);
+    let mut norms = group(c, "rms_norm 64x2304", bytes.clone());
+    let (rows_in, scale) = (Rows::new(&x, width), Scale::Plain(&w));
+    norms.bench_function("naive", |b| {
+        b.iter(|| {
+            norm::naive::rms_norm(rows_in, scale, 1e-5, RowsMut::new(black_box(&mut out), width))
+        });
+    });
+    norms.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| {
+            norm::rms_norm(&cpu, rows_in, scale, 1e-5, RowsMut::new(black_box(&mut out), width))
+        });
+    });
+    norms.finish();
+    let mut silu = group(c, "silu_mul 64x2304", bytes);
+    silu.bench_function("naive", |b| {
+        b.iter(|| activation::naive::silu_mul(RowsMut::new(black_box(&mut out), width), rows_in));
+    });
+    silu.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| activation::silu_mul(&cpu, RowsMut::new(black_box(&mut out), width), rows_in));
+    });
+}
+
+fn rotations(c: &mut Criterion) {
+    let cpu = cpu();
+    let (rows, heads, dim) = (64, 32, 128);
+    let rotation = rope::Rope::new(dim, 5e5, rope::RopeScaling::None);
+    let mut table = vec![0.0; rows * dim];
+    rope::angles(&rotation, &(0..rows).collect::<Vec<_>>(), &mut table);
+    let (angles, width) = (Rows::new(&table, dim), heads * dim);
+    let mut x = values(rows * width, 1);
+    let mut group = group(c, "rope 64x32x128", Throughput::Bytes((2 * rows * width * F32) as u64));
+    group.bench_function("naive", |b| {
+        b.iter(|| rope::naive::rotate(RowsMut::new(black_box(&mut x), width), dim, angles));
+    });
+    group.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| rope::rotate(&cpu, RowsMut::new(black_box(&mut x), width), dim, angles));
+    });
+}
+
+fn convolutions(c: &mut Criterion) {
+    let cpu = cpu();
+    let (rows, channels, width) = (64, 3 * 4096, 4);
+    let (x, taps) = (values(rows * channels, 1), values(width * channels, 2));
+    let taps = conv::Taps { channels, width, values: &taps };
+    let mut arena = Arena::new(3 * channels * F32).expect("a small arena");
+    let mut out = vec![0.0; rows * channels];
+    let spans = [span(rows, 0, Form::Chunk, 0, 0)];
+    let mut group = group(c, "conv 64x12288x4", Throughput::Elements((rows * channels) as u64));
+    let x = Rows::new(&x, channels);
+    macro_rules! windows {
+        () => {
+            conv::Windows { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 }
+        };
+    }
+    group.bench_function("naive", |b| {
+        b.iter(|| {
+            conv::naive::conv(x, taps, windows!(), RowsMut::new(black_box(&mut out), channels))
+        });
+    });
+    group.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| {
+            conv::conv(&cpu, x, taps, windows!(), RowsMut::new(black_box(&mut out), channels))
+        });
+    });
+}
+
+fn delta_rule(c: &mut Criterion) {
+    let cpu = cpu();
+    let heads = 8;
+    let shape = kda::Shape { key_heads: heads, value_heads: heads, key_dim: 128, value_dim: 128 };
+    let mut arena = Arena::new(heads * shape.head_state() * F32).expect("a small arena");
+    let mut scratch = Scratch::new(1, kda::scratch_len(shape));
+    for (name, rows, form) in [("chunk", 512, Form::Chunk), ("step", 1, Form::Step)] {
+        let qkv = values(rows * shape.qkv_width(), 1);
+        let decay: Vec<f32> = values(rows * heads * 128, 2).iter().map(|x| -x.abs()).collect();
+        let beta: Vec<f32> = values(rows * heads, 3).iter().map(|x| x.abs()).collect();
+        let inputs = kda::Inputs {
+            qkv: Rows::new(&qkv, shape.qkv_width()),
+            decay: Rows::new(&decay, heads * 128),
+            beta: Rows::new(&beta, heads),
+        };
+        let spans = [span(rows, 0, form, 0, 0)];
+        let mut out = vec![0.0; rows * heads * 128];
+        let title = format!("kda {name}, {rows} rows, 8 heads of 128");
+        let mut group = group(c, &title, Throughput::Elements((rows * heads) as u64));
+        macro_rules! states {
+            () => {
+                kda::States { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 }
+            };
+        }
+        let width = heads * 128;
+        group.bench_function("naive", |b| {
+            b.iter(|| {
+                let out = RowsMut::new(black_box(&mut out), width);
+                kda::naive::kda(shape, inputs, states!(), out);
+            });
+        });
+        group.bench_function(cpu.isa.name(), |b| {
+            b.iter(|| {
+                let out = RowsMut::new(black_box(&mut out), width);
+                kda::kda(&cpu, shape, inputs, states!(), &mut scratch, out);
+            });
+        });
+    }
+}
+
+/// An arena of `len` cached positions of `row` values per position.
+fn cached(len: usize, row: usize) -> (Arena, Vec<usize>) {
+    let block = BLOCK_LEN * row * F32;
+    let tables: Vec<usize> = (0..len.div_ceil(BLOCK_LEN)).map(|i| i * block).collect();
+    let mut arena = Arena::new(tables.len() * block).expect("a small arena");
+    let filled = arena.f32s_mut(0, tables.len() * block / F32);
+    filled.copy_from_slice(&values(tables.len() * block / F32, 9));
+    (arena, tables)
+}
+
+fn latent_attention(c: &mut Criterion) {
+    let cpu = cpu();
+    let shape = mla::Shape { heads: 4, nope: 128, rope: 64, value_dim: 128, rank: 512 };
+    let (arena, tables) = cached(1024, shape.row());
+    let up = values(shape.heads * 256 * shape.rank, 1);
+    let up = Matrix::new(shape.heads * 256, shape.rank, Values::F32(&up));
+    let mut scratch = Scratch::new(1, mla::scratch_len(shape));
+    let mut tasks = Vec::new();
+    for (name, rows, form, absorbed_from) in
+        [("expanded", 64, Form::Chunk, 64), ("absorbed", 1, Form::Step, 0)]
+    {
+        let q = values(rows * shape.heads * shape.query(), 2);
+        let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
+        let spans = [span(rows, 1024 - rows, form, absorbed_from, tables.len())];
+        let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+        let width = shape.heads * shape.value_dim;
+        let mut out = vec![0.0; rows * width];
+        let title = format!("mla {name}, {rows} rows at 1,024, 4 heads");
+        let mut group = group(c, &title, Throughput::Elements(rows as u64));
+        group.bench_function("naive", |b| {
+            b.iter(|| {
+                let out = RowsMut::new(black_box(&mut out), width);
+                mla::naive::attend(shape, inputs, paged, out);
+            });
+        });
+        group.bench_function(cpu.isa.name(), |b| {
+            b.iter(|| {
+                let out = RowsMut::new(black_box(&mut out), width);
+                mla::attend(&cpu, shape, inputs, paged, &mut scratch, &mut tasks, out);
+            });
+        });
+    }
+}
+
+fn grouped_attention(c: &mut Criterion) {
+    let cpu = cpu();
+    let shape = gqa::Shape { heads: 8, kv_heads: 2, head_dim: 128 };
+    let (arena, tables) = cached(1024, 2 * 2 * 128);
+    let rows = 64;
+    let q = values(rows * 8 * 128, 2);
+    let q = Rows::new(&q, 8 * 128);
+    let spans = [span(rows, 1024 - rows, Form::Chunk, rows, tables.len())];
+    let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+    let mut out = vec![0.0; rows * 8 * 128];
+    let mut scratch = Scratch::new(1, gqa::scratch_len(shape));
+    let mut tasks = Vec::new();
+    let title = "gqa 64 rows at 1,024, 8 heads over 2 of 128";
+    let mut group = group(c, title, Throughput::Elements(rows as u64));
+    group.bench_function("naive", |b| {
+        b.iter(|| gqa::naive::attend(shape, q, paged, RowsMut::new(black_box(&mut out), 8 * 128)));
+    });
+    group.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| {
+            let out = RowsMut::new(black_box(&mut out), 8 * 128);
+            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut tasks, out);
+        });
+    });
+}
+
+fn mixtures(c: &mut Criterion) {
+    let cpu = cpu();
+    let (rows, hidden, inter, experts, top_k) = (64, 768, 384, 16, 4);
+    let router = moe::Router {
+        experts,
+        top_k,
+        score: moe::Score::Sigmoid,
+        groups: 1,
+        top_groups: 1,
+        renormalize: true,
+        scale: 2.446,
+    };
+    let (logits, bias) = (values(rows * experts, 1), values(experts, 2));
+    let logits = Rows::new(&logits, experts);
+    let mut choices = vec![moe::Choice { expert: 0, weight: 0.0 }; rows * top_k];
+    let mut routes = group(c, "moe route 64 rows, 4 of 16", Throughput::Elements(rows as u64));
+    routes.bench_function("naive", |b| {
+        b.iter(|| moe::naive::route(&router, logits, &bias, black_box(&mut choices)));
+    });
+    routes.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| moe::route(&cpu, &router, logits, &bias, black_box(&mut choices)));
+    });
+    routes.finish();
+    let stored: Vec<Vec<f32>> =
+        (0..3 * experts).map(|i| values(hidden * inter, i as u64)).collect();
+    let matrix = |i: usize, rows, cols| Matrix::new(rows, cols, Values::F32(&stored[i]));
+    let weights: Vec<moe::ExpertWeights<'_>> = (0..experts)
+        .map(|e| moe::ExpertWeights {
+            gate: matrix(3 * e, inter, hidden),
+            up: matrix(3 * e + 1, inter, hidden),
+            down: matrix(3 * e + 2, hidden, inter),
+        })
+        .collect();
+    let x = values(rows * hidden, 3);
+    let x = Rows::new(&x, hidden);
+    let mut out = vec![0.0; rows * hidden];
+    let mut work = moe::Workspace::new(rows, top_k, experts, hidden, inter);
+    let flops = Throughput::Elements((rows * top_k * 6 * hidden * inter) as u64);
+    let mut products = group(c, "moe experts 64 rows, 4 of 16 x 384", flops);
+    products.bench_function("naive", |b| {
+        b.iter(|| {
+            let out = RowsMut::new(black_box(&mut out), hidden);
+            moe::naive::experts(x, &choices, &weights, out);
+        });
+    });
+    products.bench_function(cpu.isa.name(), |b| {
+        b.iter(|| {
+            let out = RowsMut::new(black_box(&mut out), hidden);
+            moe::experts(&cpu, x, &choices, &weights, &mut work, out);
+        });
+    });
+}
+
+criterion_group!(
+    benches,
+    gemms,
+    norms_and_activations,
+    rotations,
+    convolutions,
+    delta_rule,
+    latent_attention,
+    grouped_attention,
+    mixtures
+);
+criterion_main!(benches);

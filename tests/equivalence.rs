@@ -188,7 +188,7 @@ fn run_with_cuts(rig: &mut Rig, sequence: usize, random: &mut Random, snapshots:
             break;
         }
         let end = if budget >= len - start { len } else { (start + budget) / rig.grid * rig.grid };
-        let positions = if wanted { (start / 64 + 1)..=(end / 64) } else { 1..=0 };
+        let positions = start / 64 + 1..if wanted { end / 64 + 1 } else { 0 };
         let fresh: Vec<SlotHandle> =
             positions.clone().map(|_| rig.pool.alloc_slot().expect("a slot is free")).collect();
         let at: Vec<(usize, &SlotHandle)> =

@@ -111,7 +111,7 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let seed = request.sampling.seed.unwrap_or_else(random_seed);
     let mut answer = Answer { prompt: request.prompt.clone(), ..Answer::default() };
     let mut generation = engine.generate(request, seed)?;
-    while let Some(event) = generation.next() {
+    for event in generation.by_ref() {
         let event = event?;
         answer.ids.extend(event.token);
         answer.logprobs.extend(event.logprobs.map(|l| l.chosen));

@@ -132,7 +132,8 @@ impl Score {
     fn table(&self) -> String {
         let bits = self.bits_per_byte().map_or("unknown".to_owned(), |bits| format!("{bits:.4}"));
         format!(
-            "tokens scored   {}\nlogprob sum     {:.4}\nperplexity      {:.4}\nbits per byte   {}\n",
+            "tokens scored   {}\nlogprob sum     {:.4}\nperplexity      {:.4}\n\
+             bits per byte   {}\n",
             self.logprobs.len(),
             self.sum(),
             self.perplexity(),

@@ -5,8 +5,9 @@
 //! the latent's norm has epsilon 1e-6 whatever `rms_norm_eps` says; and without `gate_lower_bound`
 //! the decay gate is the unbounded one.
 
+use kernels::conv::MAX_WIDTH;
 use kernels::kda::Gate;
-use kernels::moe::{Router, Score};
+use kernels::moe::{MOST_EXPERTS, Router, Score};
 
 use super::config::{Config, ConfigFault};
 use super::family::Family;
@@ -23,7 +24,7 @@ pub(super) const FAMILY: Family = Family {
 /// Moonshot's code builds this norm with its class default, not with `rms_norm_eps`.
 const LATENT_EPS: f32 = 1e-6;
 
-/// Layers and experts are listed one by one, so their number has a bound of its own.
+/// Layers are listed one by one, so their number has a bound of its own.
 const LIST_LIMIT: u64 = 10_000;
 
 fn read(config: &mut Config<'_>) -> Result<ModelSpec, Vec<ConfigFault>> {
@@ -47,6 +48,9 @@ fn read(config: &mut Config<'_>) -> Result<ModelSpec, Vec<ConfigFault>> {
     };
     config.settled()?;
 
+    config.rule((2..=MAX_WIDTH).contains(&kda.conv_width), || {
+        format!("short_conv_kernel_size is {}; supported: 2 to {MAX_WIDTH}", kda.conv_width)
+    });
     check_router(config, &moe.router);
     check_layer_lists(config, depth, &kda_layers, &full_layers);
     config.settled()?;
@@ -125,7 +129,7 @@ fn read_moe(config: &mut Config<'_>) -> Moe {
         // The shared experts are stored as one, wide as all of them.
         shared_inter: inter * shared,
         router: Router {
-            experts: config.size_up_to("num_experts", LIST_LIMIT),
+            experts: config.size_up_to("num_experts", MOST_EXPERTS as u64),
             top_k: config.size("num_experts_per_token"),
             score: Score::Sigmoid,
             groups: if grouped { groups } else { 1 },

@@ -13,17 +13,17 @@ use crate::weights::Tensor;
 /// A mixer with its weights.
 #[derive(Debug)]
 pub(super) enum MixerWeights {
-    Kda(KdaWeights),
-    Mla(MlaWeights),
-    Gqa(GqaWeights),
+    Kda(Box<KdaWeights>),
+    Mla(Box<MlaWeights>),
+    Gqa(Box<GqaWeights>),
 }
 
 impl MixerWeights {
     pub(super) fn new(mixer: &Mixer, layer: usize, weights: &ModelWeights) -> MixerWeights {
         match mixer {
-            Mixer::Kda(kda) => MixerWeights::Kda(KdaWeights::new(kda, layer, weights)),
-            Mixer::Mla(mla) => MixerWeights::Mla(MlaWeights::new(mla, layer, weights)),
-            Mixer::Gqa(gqa) => MixerWeights::Gqa(GqaWeights::new(gqa, layer, weights)),
+            Mixer::Kda(kda) => MixerWeights::Kda(Box::new(KdaWeights::new(kda, layer, weights))),
+            Mixer::Mla(mla) => MixerWeights::Mla(Box::new(MlaWeights::new(mla, layer, weights))),
+            Mixer::Gqa(gqa) => MixerWeights::Gqa(Box::new(GqaWeights::new(gqa, layer, weights))),
         }
     }
 

@@ -32,8 +32,18 @@ const MAX_RUN_CHARS: usize = 25_000;
 /// How Kimi's tokenizer cuts text into pieces, tried in this order at each position.
 const PATTERN: [&str; 8] = [
     r"[\p{Han}]+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    concat!(
+        r"[^\r\n\p{L}\p{N}]?",
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    ),
+    concat!(
+        r"[^\r\n\p{L}\p{N}]?",
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    ),
     r"\p{N}{1,3}",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"\s*[\r\n]+",

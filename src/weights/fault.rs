@@ -22,7 +22,8 @@ pub enum WeightsError {
     },
     /// The folder holds both; which one is meant is not ours to guess.
     #[error(
-        "{}: model.safetensors is there, but model.safetensors.index.json does not name it; remove one",
+        "{}: model.safetensors is there, but model.safetensors.index.json does not name it; \
+         remove one",
         .dir.display()
     )]
     TwoLayouts {

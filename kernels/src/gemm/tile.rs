@@ -87,8 +87,8 @@ impl<E: Element> Nt<E> {
                 }
                 for c in 0..N {
                     let column = E::load(s, w.add(c * self.w_stride + at));
-                    for r in 0..M {
-                        acc[r][c] = s.fma(rows[r], column, acc[r][c]);
+                    for (acc, row) in acc.iter_mut().zip(rows) {
+                        acc[c] = s.fma(row, column, acc[c]);
                     }
                 }
                 at += S::LANES;

@@ -1,8 +1,8 @@
 //! One chunk of one head: the chunkwise form (MODELS.md section 4).
 //!
 //! With `G` the running sum of log-decays inside the chunk, `S` the state that enters it,
-//! `A[i][j] = beta_i Σ_d k_i k_j e^(G_i - G_j)` for `j < i` and `P[i][j]` the same with `q_i`, without
-//! `beta`, for `j <= i`:
+//! `A[i][j] = beta_i Σ_d k_i k_j e^(G_i - G_j)` for `j < i` and `P[i][j]` the same with `q_i`,
+//! without `beta`, for `j <= i`:
 //!
 //! ```text
 //! D  = solve (I + A) D = beta (V - (e^G k) Sᵀ)         what each row writes
@@ -11,8 +11,8 @@
 //! ```
 //!
 //! No exponent is ever positive, so nothing overflows however strong the gate: rows and columns of
-//! different 16-row blocks meet at the first row of the later block; inside a block keys are decayed
-//! step by step instead (`k_j` times `e^(g_i)` for each further row `i`).
+//! different 16-row blocks meet at the first row of the later block; inside a block keys are
+//! decayed step by step instead (`k_j` times `e^(g_i)` for each further row `i`).
 
 use super::step::decay_row;
 use super::{Inputs, Shape};

@@ -127,6 +127,7 @@ impl Job<'_> {
     }
 
     /// The state a row or chunk reads and writes: of different slots at most at the span's start.
+    #[allow(clippy::mut_from_ref)] // disjoint parts of the arena, as `ArenaParts` promises
     fn head_state(&self, span: &Span, head: usize, done: usize) -> (Option<&[f32]>, &mut [f32]) {
         let len = self.shape.head_state();
         let at = self.at + head * len * size_of::<f32>();

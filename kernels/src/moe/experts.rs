@@ -1,4 +1,4 @@
-//! The fast expert products: tokens are sorted by expert, so that an expert's weights are read once.
+//! The fast expert products: tokens are sorted by expert, so that its weights are read once.
 
 use super::Choice;
 use crate::device::Cpu;

@@ -13,7 +13,7 @@ pub mod naive;
 mod route;
 
 pub use experts::{ExpertWeights, Workspace, experts};
-pub use route::route;
+pub use route::{MOST_EXPERTS, route};
 
 /// How a router scores experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

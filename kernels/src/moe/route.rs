@@ -7,10 +7,11 @@ use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
 
 /// Most experts a router may have.
-const MOST_EXPERTS: usize = 1024;
+pub const MOST_EXPERTS: usize = 1024;
 
 /// Chooses `top_k` experts for each row of `logits` `[rows][experts]`: `choices` is
-/// `[rows][top_k]`, by ascending expert. `bias` is `[experts]` where the router has one, else empty.
+/// `[rows][top_k]`, by ascending expert. `bias` is `[experts]` where the router has one, else
+/// empty.
 ///
 /// # Panics
 /// When the shapes do not fit or there are more than 1,024 experts.

@@ -1,4 +1,5 @@
-//! Elementary functions on vectors, about one unit in the last place, equal for a value in any lane.
+//! Elementary functions on vectors: off by about one unit in the last place, and the same for a
+//! value in any lane.
 //!
 //! Coefficients of `exp` and `ln` are those of the Cephes library's single-precision functions.
 
@@ -41,7 +42,7 @@ pub fn ln<S: Simd>(s: S, x: S::V) -> S::V {
         -1.666_805_7e-1,
         2.000_071_4e-1,
         -2.499_999_4e-1,
-        3.333_333_1e-1,
+        0.333_333_3,
     ] {
         p = s.fma(p, f, s.splat(c));
     }

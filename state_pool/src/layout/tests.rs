@@ -1,3 +1,5 @@
+//! Page sizes, and the published models' numbers.
+
 use super::*;
 use crate::handle::Id;
 

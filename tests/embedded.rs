@@ -1,0 +1,173 @@
+//! The model in the binary: its golden continuations, and its bits per byte on held-out stories.
+#![cfg(feature = "embedded-model")]
+
+mod support;
+
+use std::sync::Arc;
+
+use deltapool::config::EngineConfig;
+use deltapool::engine::Engine;
+use deltapool::models::{Model, ModelFiles};
+use deltapool::request::{FinishReason, Request, SamplingParams};
+use deltapool::text::{Specials, TextFiles, Tokenizer};
+use kernels::Isa;
+use serde_json::Value;
+
+const GOLDEN: &str = include_str!("../assets/tiny-model/golden.json");
+const HELD_OUT: &str = include_str!("../assets/tiny-model/held-out.jsonl");
+
+fn tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::from_files(&TextFiles::embedded()).expect("the tokenizer is sound"))
+}
+
+fn engine(isa: Isa, threads: usize) -> Engine {
+    let files = ModelFiles::embedded().expect("the model is sound");
+    let model = Model::new(&files, files.load(&mut |_, _| {}).expect("the weights are sound"));
+    let config = EngineConfig { max_num_batched_tokens: 256, max_model_len: 1_100, threads };
+    Engine::new(model, files.defaults, Some(tokenizer()), isa, config).expect("a small engine")
+}
+
+fn request(prompt: Vec<u32>, max_tokens: usize) -> Request {
+    Request {
+        prompt,
+        max_tokens,
+        sampling: SamplingParams {
+            temperature: 0.0,
+            logprobs: Some(0),
+            ..SamplingParams::default()
+        },
+        stop: Vec::new(),
+        stop_token_ids: Vec::new(),
+        ignore_eos: true,
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).expect("a list of ids")
+}
+
+#[test]
+fn golden_continuations_come_out_with_their_probabilities() {
+    let golden: Value = serde_json::from_str(GOLDEN).expect("the golden parses");
+    let cases = golden.as_array().expect("a list of cases");
+    assert_eq!(cases.len(), 5);
+    let tokenizer = tokenizer();
+    for isa in Isa::available() {
+        let mut engine = engine(isa, 2);
+        for case in cases {
+            let text = case["prompt"].as_str().expect("a prompt");
+            let prompt = tokenizer.encode_prompt(text, Specials::Plain).expect("it encodes");
+            assert_eq!(prompt, ids(&case["prompt_ids"]), "{text}");
+            let expected = ids(&case["greedy_ids"]);
+            let events = engine.generate(request(prompt, expected.len()), 0).expect("it fits");
+            let (mut out, mut said, mut logprobs) = (Vec::new(), String::new(), Vec::new());
+            for event in events {
+                let event = event.expect("no fault");
+                out.extend(event.token);
+                said.push_str(&event.text);
+                logprobs.extend(event.logprobs.map(|l| l.chosen));
+            }
+            assert_eq!(out, expected, "{text}, {}", isa.name());
+            assert_eq!(said, case["text"].as_str().expect("a text"), "{text}");
+            let golden: Vec<f32> =
+                serde_json::from_value(case["logprobs"].clone()).expect("logprobs");
+            assert_eq!(logprobs.len(), golden.len());
+            for (got, golden) in logprobs.iter().zip(golden) {
+                assert!((got - golden).abs() < 2e-3, "{text}: {got} for {golden}");
+            }
+        }
+    }
+}
+
+/// `verify.json`: 0.1514 bits per byte, 988.050 nats over 2,317 tokens and 9,415 bytes.
+#[test]
+fn held_out_stories_cost_the_measured_bits_per_byte() {
+    let tokenizer = tokenizer();
+    let mut engine = engine(Isa::best(), 2);
+    let (mut nats, mut tokens, mut bytes) = (0.0, 0, 0);
+    for line in HELD_OUT.lines() {
+        let story: Value = serde_json::from_str(line).expect("a line is an object");
+        let text = story["text"].as_str().expect("a text");
+        let mut ids = tokenizer.encode_prompt(text, Specials::Plain).expect("it encodes");
+        ids.truncate(1_024);
+        bytes += tokenizer.decode(&ids).len();
+        tokens += ids.len() - 1;
+        nats -= engine.score(ids, &mut |_| {}).expect("it fits").iter().sum::<f64>();
+    }
+    assert_eq!((HELD_OUT.lines().count(), tokens, bytes), (12, 2_317, 9_415));
+    assert!((nats - 988.050).abs() < 0.01, "{nats} nats");
+    let bits = nats / std::f64::consts::LN_2 / bytes as f64;
+    assert!((bits - 0.1514).abs() < 1e-4, "{bits} bits per byte");
+}
+
+#[test]
+fn scores_do_not_depend_on_what_follows_within_a_cell() {
+    let mut engine = engine(Isa::best(), 1);
+    let tokens: Vec<u32> = (0..150).map(|i| (i * 37 + 5) % 3_072).collect();
+    let whole = engine.score(tokens.clone(), &mut |_| {}).expect("it fits");
+    let shorter = engine.score(tokens[..140].to_vec(), &mut |_| {}).expect("it fits");
+    assert!(whole[..139] == shorter[..], "rows of one form have the same bits");
+}
+
+#[test]
+fn an_answer_ends_for_each_of_its_reasons_and_gives_everything_back() {
+    let mut engine = engine(Isa::best(), 1);
+    let tokenizer = tokenizer();
+    let prompt = tokenizer.encode_prompt("Once upon a time", Specials::Plain).expect("it encodes");
+    let mut run = |request: Request| {
+        let mut text = String::new();
+        let mut finish = None;
+        for event in engine.generate(request, 7).expect("it fits") {
+            let event = event.expect("no fault");
+            text.push_str(&event.text);
+            finish = event.finish;
+        }
+        (text, finish.expect("the last event says why"))
+    };
+    let (text, finish) = run(request(prompt.clone(), 5));
+    assert_eq!((text.as_str(), finish), (" there was a young girl", FinishReason::Length));
+    let stop = vec!["low".to_owned(), "named Cl".to_owned()];
+    let (text, finish) = run(Request { stop, ..request(prompt.clone(), 50) });
+    assert_eq!(text, " there was a young girl ");
+    assert_eq!(finish.as_str(), "stop");
+    let named = tokenizer.encode(" named", Specials::Plain).expect("it encodes");
+    let (text, finish) = run(Request { stop_token_ids: named, ..request(prompt.clone(), 50) });
+    assert_eq!((text.as_str(), finish.as_str()), (" there was a young girl", "stop"));
+    // The training texts end; the model says so before 1,000 tokens are out.
+    let (_, finish) = run(Request { ignore_eos: false, ..request(prompt.clone(), 1_000) });
+    assert_eq!(finish.as_str(), "stop");
+    // Dropped in mid-answer, then used again: nothing leaks (the pool holds one sequence).
+    let mut generation = engine.generate(request(prompt.clone(), 1_000), 7).expect("it fits");
+    generation.next().expect("a first token").expect("no fault");
+    drop(generation);
+    engine.cancel_flag().store(true, std::sync::atomic::Ordering::Relaxed);
+    let events: Vec<_> = engine.generate(request(prompt, 1_000), 7).expect("it fits").collect();
+    assert_eq!(events.len(), 1);
+    let event = events.into_iter().next().expect("one event").expect("no fault");
+    assert_eq!(event.finish, Some(FinishReason::Cancelled));
+}
+
+#[test]
+fn what_an_engine_cannot_honour_is_refused_with_the_limit() {
+    let mut engine = engine(Isa::best(), 1);
+    let refusal = |engine: &mut Engine, request| match engine.generate(request, 0) {
+        Ok(_) => panic!("the request was taken"),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(
+        refusal(&mut engine, request(vec![1; 1_000], 101)),
+        "1101 tokens do not fit: the limit is 1100 tokens, prompt and answer together"
+    );
+    assert_eq!(
+        refusal(&mut engine, request(vec![3_072], 1)),
+        "prompt is token 3072, allowed: tokens 0 to 3071"
+    );
+    assert_eq!(
+        refusal(&mut engine, request(vec![], 1)),
+        "prompt is empty, allowed: at least one token"
+    );
+    let error = engine.score(vec![4], &mut |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "tokens is 1, allowed: two or more to score");
+    let error = engine.score(vec![4, 9_999], &mut |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "tokens is token 9999, allowed: tokens 0 to 3071");
+}
