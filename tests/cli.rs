@@ -52,7 +52,7 @@ fn a_prompt_is_continued_from_anywhere_and_nothing_else_is_printed() {
         .args(["generate", "Once upon a time", "--max-tokens", "6"])
         .output()
         .expect("the program starts");
-    assert_eq!(stdout(&output), " there was a young girl named\n");
+    assert_eq!(stdout(&output), " there was a young girl named");
     assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)));
 }
 
@@ -76,7 +76,7 @@ fn prompts_come_from_an_argument_a_file_standard_input_or_ids() {
     drop(input);
     let by_input = child.wait_with_output().expect("it ends");
     for output in [by_file, by_ids, by_input] {
-        assert_eq!(stdout(&output), " there was a young\n");
+        assert_eq!(stdout(&output), " there was a young");
     }
 }
 
@@ -101,10 +101,21 @@ fn json_holds_the_whole_answer_on_one_line() {
     let path = folder.path().join("answer.json");
     let file = format!("--json={}", arg(&path));
     let output = run(&["generate", "Once upon a time", "-n", "5", &file]);
-    assert_eq!(stdout(&output), " there was a young girl\n");
+    assert_eq!(stdout(&output), " there was a young girl");
     let written: Value =
         serde_json::from_str(&fs::read_to_string(path).expect("a file")).expect("JSON");
     assert_eq!(written["output_ids"], answer["output_ids"]);
+}
+
+/// Without --max-tokens an answer ends where the context does, instead of being refused.
+#[test]
+fn a_long_prompt_leaves_what_the_context_leaves() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let ids = folder.path().join("ids.json");
+    fs::write(&ids, serde_json::json!(vec![300; 8_180]).to_string()).expect("a file");
+    let answer = json(&run(&["generate", "--ids-file", arg(&ids), "--ignore-eos", "--json"]));
+    assert_eq!(answer["output_ids"].as_array().map(Vec::len), Some(12));
+    assert_eq!(answer["finish_reason"], "length");
 }
 
 #[test]

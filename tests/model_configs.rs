@@ -268,6 +268,19 @@ fn values_that_do_not_go_together() {
             with(kimi(), &[("num_expert_group", json!(3)), ("num_experts_per_token", json!(2))]),
             "num_experts (8) cannot be split into num_expert_group (3) groups of 2 or more",
         ),
+        // What the kernels have code for.
+        (
+            with(kimi(), &[("num_experts", json!(1_025))]),
+            "num_experts is 1025; it must be a whole number from 1 to 1024",
+        ),
+        (
+            with(kimi(), &[("linear_attn_config.short_conv_kernel_size", json!(9))]),
+            "short_conv_kernel_size is 9; supported: 2 to 8",
+        ),
+        (
+            with(kimi(), &[("linear_attn_config.short_conv_kernel_size", json!(1))]),
+            "short_conv_kernel_size is 1; supported: 2 to 8",
+        ),
         (with(kimi(), &[("topk_group", json!(2))]), "topk_group (2) is above num_expert_group (1)"),
         (
             with(llama(), &[("eos_token_id", json!([516, 544]))]),

@@ -1,20 +1,25 @@
 //! `deltapool generate`: continues a prompt.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use kernels::Isa;
 use serde_json::{Map, Value, json};
 
 use super::CliError;
+use super::common::CommonArgs;
 use super::loading::{Files, is_shown};
 use super::output::{JsonTarget, grouped, print};
 use super::prompt::Source;
-use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, default_threads};
+use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::{EngineError, Timings};
 use crate::request::{FinishReason, Request, SamplingParams};
 use crate::text::{Chat, ChatTemplate, Specials, TextError, Tokenizer};
+
+/// Tokens to generate when nobody says, and the context has room for them.
+const DEFAULT_MAX_TOKENS: usize = 256;
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
@@ -28,12 +33,9 @@ pub struct GenerateArgs {
     /// Read the prompt as a JSON array of token ids; nothing is added to it.
     #[arg(long, value_name = "FILE")]
     pub ids_file: Option<PathBuf>,
-    /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
-    #[arg(short, long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
-    /// Most tokens to generate.
-    #[arg(short = 'n', long, default_value_t = 256, value_name = "N")]
-    pub max_tokens: usize,
+    /// Most tokens to generate; default: 256, or what the model's context leaves.
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
     /// Randomness of the choice; 0 takes the likeliest token.
     #[arg(long, default_value_t = 0.0, value_name = "T")]
     pub temperature: f32,
@@ -58,44 +60,22 @@ pub struct GenerateArgs {
     /// Go on past the model's end of sequence.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Threads to compute with; default: one per core.
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
     /// Most tokens of the prompt to compute in one step, 64 or more.
     #[arg(long, default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS, value_name = "N")]
     pub max_num_batched_tokens: usize,
-    /// Precision of activations and state.
-    #[arg(long, value_enum, default_value_t = Compute::F32)]
-    pub compute: Compute,
-    /// Print one JSON object on one line instead of the text, or write it to FILE beside the text.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
-    /// Say nothing on standard error but errors.
-    #[arg(short, long)]
-    pub quiet: bool,
-}
-
-/// Precision of activations and state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Compute {
-    /// Single precision: the exact path.
-    F32,
+    /// Which model, how it is computed, and what is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(args.prompt.as_deref(), args.file.as_ref(), args.ids_file.as_ref())?;
-    let files = Files::open(args.model.as_deref())?;
+    let files = Files::open(args.common.model.as_deref())?;
     let tokenizer = files.tokenizer()?;
     let prompt = prompt_ids(args, source, &files, tokenizer.as_deref())?;
-    let request = request(args, prompt);
     let spec = &files.model.spec;
+    let request = request(args, prompt, spec.context);
     request.check(spec.vocab_size).map_err(|error| CliError::Usage(flag_spelling(&error)))?;
     let tokens = request.prompt.len().saturating_add(request.max_tokens);
     if tokens > spec.context {
@@ -104,10 +84,10 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let config = EngineConfig {
         max_num_batched_tokens: args.max_num_batched_tokens,
         max_model_len: tokens,
-        threads: args.threads.unwrap_or_else(default_threads),
+        threads: args.common.threads(),
     };
-    let mut engine = files.engine(tokenizer, isa, config, args.quiet)?;
-    let target = JsonTarget::new(args.json.as_deref());
+    let mut engine = files.engine(tokenizer, isa, config, args.common.quiet)?;
+    let target = args.common.json_target();
     let seed = request.sampling.seed.unwrap_or_else(random_seed);
     let mut answer = Answer { prompt: request.prompt.clone(), ..Answer::default() };
     let mut generation = engine.generate(request, seed)?;
@@ -124,27 +104,28 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     answer.timings = generation.timings();
     answer.state_bytes = generation.state_bytes();
     drop(generation);
-    if target != JsonTarget::Output && !answer.text.ends_with('\n') {
-        print("\n")?;
+    if target != JsonTarget::Output && stdout().is_terminal() {
+        print("\n")?; // for the prompt of the shell; a pipe gets the text and nothing else
     }
     target.write(&answer.json(seed))?;
-    if is_shown(args.quiet) {
+    if is_shown(args.common.quiet) {
         eprintln!("{}", answer.summary());
     }
     if answer.finish == Some(FinishReason::Cancelled) { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
-fn request(args: &GenerateArgs, prompt: Vec<u32>) -> Request {
+fn request(args: &GenerateArgs, prompt: Vec<u32>, context: usize) -> Request {
+    let room = context.saturating_sub(prompt.len()).clamp(1, DEFAULT_MAX_TOKENS);
     Request {
         prompt,
-        max_tokens: args.max_tokens,
+        max_tokens: args.max_tokens.unwrap_or(room),
         sampling: SamplingParams {
             temperature: args.temperature,
             top_k: args.top_k,
             top_p: args.top_p,
             min_p: args.min_p,
             seed: args.seed,
-            logprobs: args.json.is_some().then_some(0),
+            logprobs: args.common.json.is_some().then_some(0),
             ..SamplingParams::default()
         },
         stop: args.stop.clone(),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use kernels::Dtype;
 
+use super::output::grouped;
 use crate::inspect::{LayerRun, Report, StateDtypes};
 use crate::models::{ModelError, ModelFiles};
 
@@ -253,17 +254,4 @@ fn write_fits(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         writeln!(f, "  of {tokens:>7} tokens {sequences:>11}{beyond}")?;
     }
     Ok(())
-}
-
-/// `number` with a comma before each three digits.
-fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

@@ -3,6 +3,7 @@
 //! Text that a command is asked for goes to standard output and nothing else does; progress, one
 //! line of figures and errors go to standard error.
 
+mod common;
 mod error;
 mod generate;
 pub mod inspect;

@@ -8,11 +8,11 @@ use kernels::Isa;
 use serde_json::{Value, json};
 
 use super::CliError;
-use super::generate::Compute;
+use super::common::CommonArgs;
 use super::loading::{Files, bar};
 use super::output::{JsonTarget, print};
 use super::prompt::Source;
-use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, default_threads};
+use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::EngineError;
 use crate::text::{Specials, TextError, Tokenizer};
 
@@ -25,33 +25,15 @@ pub struct ScoreArgs {
     /// Read the text as a JSON array of token ids; nothing is added to it.
     #[arg(long, value_name = "FILE")]
     pub ids_file: Option<PathBuf>,
-    /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
-    #[arg(short, long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
-    /// Threads to compute with; default: one per core.
-    #[arg(short, long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// Precision of activations and state.
-    #[arg(long, value_enum, default_value_t = Compute::F32)]
-    pub compute: Compute,
-    /// Print one JSON object on one line, or write it to FILE beside the figures.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
-    /// Say nothing on standard error but errors.
-    #[arg(short, long)]
-    pub quiet: bool,
+    /// Which model, how it is computed, and what is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
-    let files = Files::open(args.model.as_deref())?;
+    let files = Files::open(args.common.model.as_deref())?;
     let tokenizer = files.tokenizer()?;
     let (tokens, bytes) = match source {
         Source::Ids(ids) => {
@@ -70,10 +52,10 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     let config = EngineConfig {
         max_num_batched_tokens: DEFAULT_MAX_NUM_BATCHED_TOKENS,
         max_model_len: tokens.len(),
-        threads: args.threads.unwrap_or_else(default_threads),
+        threads: args.common.threads(),
     };
-    let mut engine = files.engine(None::<Arc<Tokenizer>>, isa, config, args.quiet)?;
-    let bar = bar(args.quiet, "scoring {bar:40} {pos}/{len} tokens");
+    let mut engine = files.engine(None::<Arc<Tokenizer>>, isa, config, args.common.quiet)?;
+    let bar = bar(args.common.quiet, "scoring {bar:40} {pos}/{len} tokens");
     bar.set_length(tokens.len() as u64);
     let scored = engine.score(tokens.clone(), &mut |done| bar.set_position(done as u64));
     bar.finish_and_clear();
@@ -82,7 +64,7 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
         other => other?,
     };
     let score = Score { tokens, logprobs, bytes };
-    let target = JsonTarget::new(args.json.as_deref());
+    let target = args.common.json_target();
     if target != JsonTarget::Output {
         print(&score.table())?;
     }

@@ -104,12 +104,33 @@ impl Kernel for ConvRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        match self.rows.len() {
+            2 => self.taps::<S, 2>(s),
+            3 => self.taps::<S, 3>(s),
+            4 => self.taps::<S, 4>(s),
+            5 => self.taps::<S, 5>(s),
+            6 => self.taps::<S, 6>(s),
+            7 => self.taps::<S, 7>(s),
+            _ => self.taps::<S, MAX_WIDTH>(s),
+        }
+    }
+}
+
+impl ConvRow<'_> {
+    #[inline(always)]
+    fn taps<S: Simd, const W: usize>(self, s: S) {
+        let len = self.out.len();
+        let mut rows = [&ZEROS[..]; W];
+        let mut taps = [&ZEROS[..]; W];
+        for j in 0..W {
+            rows[j] = &self.rows[j][..len];
+            taps[j] = &self.run.taps.values[j * self.run.taps.channels + self.run.from..][..len];
+        }
         let mut at = 0;
-        while at < self.out.len() {
-            let n = (self.out.len() - at).min(S::LANES);
+        while at < len {
+            let n = (len - at).min(S::LANES);
             let mut sum = s.splat(0.0);
-            for (j, row) in self.rows.iter().enumerate() {
-                let taps = &self.run.taps.values[j * self.run.taps.channels + self.run.from..];
+            for (row, taps) in rows.iter().zip(taps) {
                 sum = s.fma(load(s, &taps[at..], n), load(s, &row[at..], n), sum);
             }
             store(s, &mut self.out[at..], n, math::silu(s, sum));
