@@ -280,7 +280,11 @@ fn mixtures(c: &mut Criterion) {
         b.iter(|| moe::naive::route(&router, logits, &bias, black_box(&mut choices)));
     });
     routes.bench_function(cpu.isa.name(), |b| {
-        b.iter(|| moe::route(&cpu, &router, logits, &bias, black_box(&mut choices)));
+        let mut scratch = Scratch::new(1, moe::route_scratch_len(&router));
+        b.iter(|| {
+            let choices = black_box(&mut choices[..]);
+            moe::route(&cpu, &router, logits, &bias, &mut scratch, choices);
+        });
     });
     routes.finish();
     let stored: Vec<Vec<f32>> =

@@ -507,7 +507,9 @@ fn expert_routing_matches_the_oracle() {
                 gemm::gemm(cpu, x, w, RowsMut::new(&mut logits, router.experts));
                 let mut choices = vec![nobody; x.count() * router.top_k];
                 let logits = Rows::new(&logits, router.experts);
-                moe::route(cpu, &router, logits, bias, &mut choices);
+                let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
+                scratch.fill(f32::NAN);
+                moe::route(cpu, &router, logits, bias, &mut scratch, &mut choices);
                 dense(&choices, out);
             },
         );
@@ -529,7 +531,8 @@ fn equal_scores_go_to_the_lower_expert() {
     let nobody = moe::Choice { expert: u32::MAX, weight: 0.0 };
     for cpu in cpus() {
         let (mut fast, mut naive) = (vec![nobody; 3], vec![nobody; 3]);
-        moe::route(&cpu, &router, Rows::new(&logits, 6), &[], &mut fast);
+        let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
+        moe::route(&cpu, &router, Rows::new(&logits, 6), &[], &mut scratch, &mut fast);
         moe::naive::route(&router, Rows::new(&logits, 6), &[], &mut naive);
         for choices in [fast, naive] {
             assert_eq!(choices.iter().map(|c| c.expert).collect::<Vec<_>>(), [0, 1, 4]);

@@ -108,7 +108,8 @@ impl MoeWeights {
         let logits = rows(&mut work.router, count, experts);
         gemm::gemm(cpu, x, router, RowsMut::new(logits, experts));
         let choices = &mut work.choices[..count * self.router.top_k];
-        moe::route(cpu, &self.router, Rows::new(logits, experts), &self.bias, choices);
+        let logits = Rows::new(logits, experts);
+        moe::route(cpu, &self.router, logits, &self.bias, &mut work.scratch, choices);
         let weights: Vec<ExpertWeights<'_>> = self
             .experts
             .iter()

@@ -73,7 +73,7 @@ impl Workspace {
             Ffn::Dense { inter } => *inter,
             Ffn::Moe(moe) => moe.shared_inter,
         };
-        let scratch = spec.layers.iter().map(|layer| scratch_len(&layer.mixer)).max();
+        let scratch = spec.layers.iter().map(scratch_len).max();
         let routed = RoutedSizes::of(spec);
         Workspace {
             x: vec![0.0; most_rows * spec.hidden],
@@ -190,12 +190,17 @@ fn attended_width(mixer: &Mixer) -> usize {
     }
 }
 
-fn scratch_len(mixer: &Mixer) -> usize {
-    match mixer {
+fn scratch_len(layer: &Layer) -> usize {
+    let mixer = match &layer.mixer {
         Mixer::Kda(k) => kda::scratch_len(k.shape()),
         Mixer::Mla(m) => mla::scratch_len(m.shape()),
         Mixer::Gqa(g) => gqa::scratch_len(g.shape()),
-    }
+    };
+    let ffn = match &layer.ffn {
+        Ffn::Dense { .. } => 0,
+        Ffn::Moe(m) => moe::route_scratch_len(&m.router),
+    };
+    mixer.max(ffn)
 }
 
 /// The largest sizes of the model's routed layers.

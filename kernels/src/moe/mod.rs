@@ -13,7 +13,7 @@ pub mod naive;
 mod route;
 
 pub use experts::{ExpertWeights, Workspace, experts};
-pub use route::{MOST_EXPERTS, route};
+pub use route::{MOST_EXPERTS, route, route_scratch_len};
 
 /// How a router scores experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,32 +3,56 @@
 use super::{Choice, Router, Score};
 use crate::device::Cpu;
 use crate::rows::Rows;
+use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
 
 /// Most experts a router may have.
 pub const MOST_EXPERTS: usize = 1024;
 
+/// Rows per task.
+const ROWS: usize = 8;
+
+/// Values of scratch that [`route`] needs per thread.
+pub fn route_scratch_len(router: &Router) -> usize {
+    2 * router.experts + router.groups
+}
+
 /// Chooses `top_k` experts for each row of `logits` `[rows][experts]`: `choices` is
 /// `[rows][top_k]`, by ascending expert. `bias` is `[experts]` where the router has one, else
 /// empty.
 ///
 /// # Panics
-/// When the shapes do not fit or there are more than 1,024 experts.
-pub fn route(cpu: &Cpu, router: &Router, logits: Rows<'_>, bias: &[f32], choices: &mut [Choice]) {
+/// When the shapes do not fit, `scratch` is too small, or there are more than 1,024 experts.
+pub fn route(
+    cpu: &Cpu,
+    router: &Router,
+    logits: Rows<'_>,
+    bias: &[f32],
+    scratch: &mut Scratch,
+    choices: &mut [Choice],
+) {
     assert!(router.experts <= MOST_EXPERTS && router.top_k <= router.experts);
     assert_eq!(logits.width(), router.experts);
     assert_eq!(bias.len(), if router.has_bias() { router.experts } else { 0 });
     assert_eq!(choices.len(), logits.count() * router.top_k);
+    let scratch = scratch.pieces(cpu.gang.threads(), route_scratch_len(router));
     let choices = Shards::new(choices);
-    cpu.gang.run(logits.count().div_ceil(8), |_, task| {
-        for i in task * 8..logits.count().min(task * 8 + 8) {
+    cpu.gang.run(logits.count().div_ceil(ROWS), |worker, task| {
+        // SAFETY: this is the worker.
+        let mut rest = unsafe { scratch.of(worker) };
+        let scores = take(&mut rest, router.experts);
+        let worth = take(&mut rest, router.experts);
+        for i in task * ROWS..logits.count().min((task + 1) * ROWS) {
             // SAFETY: row i belongs to one task.
             let choices = unsafe { choices.slice_mut(i * router.top_k..(i + 1) * router.top_k) };
-            let mut scores = [0.0; MOST_EXPERTS];
-            let scores = &mut scores[..router.experts];
             cpu.isa.run(Scores { score: router.score, logits: logits.row(i), scores });
-            choose(router, scores, bias, choices);
+            worth.copy_from_slice(scores);
+            worth.iter_mut().zip(bias).for_each(|(w, b)| *w += b);
+            if router.groups > 1 {
+                mask_groups(router, worth, &mut rest[..router.groups]);
+            }
+            choose(router, scores, worth, choices);
         }
     });
 }
@@ -66,14 +90,7 @@ impl Kernel for Scores<'_> {
     }
 }
 
-fn choose(router: &Router, scores: &[f32], bias: &[f32], choices: &mut [Choice]) {
-    let mut worth = [0.0; MOST_EXPERTS];
-    let worth = &mut worth[..scores.len()];
-    worth.copy_from_slice(scores);
-    worth.iter_mut().zip(bias).for_each(|(w, b)| *w += b);
-    if router.groups > 1 {
-        mask_groups(router, worth);
-    }
+fn choose(router: &Router, scores: &[f32], worth: &mut [f32], choices: &mut [Choice]) {
     let mut sum = 0.0;
     for choice in choices.iter_mut() {
         let best = best(worth);
@@ -98,10 +115,9 @@ fn best(worth: &[f32]) -> usize {
     best
 }
 
-fn mask_groups(router: &Router, worth: &mut [f32]) {
+/// Rules out the experts of all but the best groups; `of_groups` is working memory.
+fn mask_groups(router: &Router, worth: &mut [f32], of_groups: &mut [f32]) {
     let size = router.experts / router.groups;
-    let mut of_groups = [0.0; MOST_EXPERTS];
-    let of_groups = &mut of_groups[..router.groups];
     for (group, total) in worth.chunks_exact(size).zip(of_groups.iter_mut()) {
         let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for w in group {
@@ -113,14 +129,13 @@ fn mask_groups(router: &Router, worth: &mut [f32]) {
         }
         *total = if size > 1 { first + second } else { first };
     }
-    let mut kept = [false; MOST_EXPERTS];
+    // A group that is kept is marked by a worth no group has.
     for _ in 0..router.top_groups {
         let group = best(of_groups);
-        kept[group] = true;
         of_groups[group] = f32::NEG_INFINITY;
     }
-    for (group, worth) in worth.chunks_exact_mut(size).enumerate() {
-        if !kept[group] {
+    for (worth, total) in worth.chunks_exact_mut(size).zip(of_groups.iter()) {
+        if *total > f32::NEG_INFINITY {
             worth.fill(f32::NEG_INFINITY);
         }
     }
