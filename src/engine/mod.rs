@@ -25,7 +25,7 @@ pub use error::EngineError;
 use executor::CpuExecutor;
 pub use generation::{Generation, Timings};
 
-use crate::config::{EngineConfig, available_memory};
+use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, available_memory};
 use crate::models::layout::StateLayout;
 use crate::models::{GenerationDefaults, Model};
 use crate::request::Request;
@@ -51,7 +51,7 @@ impl Engine {
     /// A limit that cannot work, or too little memory.
     pub fn new(
         model: Model,
-        defaults: GenerationDefaults,
+        mut defaults: GenerationDefaults,
         tokenizer: Option<Arc<Tokenizer>>,
         isa: Isa,
         config: EngineConfig,
@@ -59,9 +59,13 @@ impl Engine {
         config.check()?;
         let layout = one_sequence(model.layout(), config.max_model_len)?;
         let bytes = layout.arena_bytes();
-        check_memory(model.layout(), &config, bytes)?;
+        check_memory(model.layout(), config.max_model_len, bytes, available_memory())?;
         let cpu = Cpu::new(isa, config.threads);
-        let executor = CpuExecutor::new(cpu, model, bytes, config.max_num_batched_tokens)?;
+        // No step is longer than the one sequence there is.
+        let longest = config.max_model_len.next_multiple_of(LEAST_MAX_NUM_BATCHED_TOKENS);
+        let rows = config.max_num_batched_tokens.min(longest);
+        let executor = CpuExecutor::new(cpu, model, bytes, rows)?;
+        add_tokenizers_eos(&mut defaults, tokenizer.as_deref());
         Ok(Engine {
             executor,
             pool: StatePool::new(Tier::Device, layout),
@@ -134,25 +138,86 @@ fn one_sequence(model: &StateLayout, tokens: usize) -> Result<PoolLayout, Engine
         // Two: the one a step reads and the one it writes may differ.
         max_zero_byte_slots: 2,
     };
-    // The page's size does not depend on the memory, so a first layout tells how many are needed.
-    let unit = PoolLayout::new(sizes(usize::MAX >> 20))?;
-    let blocks = tokens.div_ceil(state_pool::BLOCK_LEN);
-    let too_long = EngineError::TooLong { tokens, limit: unit.max_tokens() };
-    let pages = unit.pages_for(blocks, 1).ok_or(too_long)?;
-    Ok(PoolLayout::new(sizes(pages.max(2) * unit.page_bytes))?)
+    // The page's size does not depend on the memory, so any layout tells how many are needed; this
+    // memory holds two of the largest pages there can be.
+    let some_pages = 2 * (16 * model.slot_bytes + model.block_bytes + 4096);
+    let page = PoolLayout::new(sizes(some_pages))?;
+    let blocks = match model.block_bytes {
+        0 => 0,
+        _ => tokens.div_ceil(state_pool::BLOCK_LEN),
+    };
+    let pages = blocks.div_ceil(page.blocks_per_page.max(1)) + usize::from(model.slot_bytes > 0);
+    let memory = pages.max(2).checked_mul(page.page_bytes);
+    let memory =
+        memory.ok_or(EngineError::TooLong { tokens, limit: usize::MAX / page.page_bytes * 64 })?;
+    Ok(PoolLayout::new(sizes(memory))?)
 }
 
+/// An answer also ends at the tokenizer's own end of sequence, where the model's files name another
+/// (Kimi's `[EOS]` beside `<|im_end|>`).
+fn add_tokenizers_eos(defaults: &mut GenerationDefaults, tokenizer: Option<&Tokenizer>) {
+    if let Some(eos) = tokenizer.and_then(Tokenizer::eos)
+        && !defaults.stop_tokens.contains(&eos.id)
+    {
+        defaults.stop_tokens.push(eos.id);
+    }
+}
+
+/// Refuses a sequence of `tokens` tokens whose memory, `needed` bytes, is not `available`.
 fn check_memory(
     model: &StateLayout,
-    config: &EngineConfig,
+    tokens: usize,
     needed: usize,
+    available: Option<usize>,
 ) -> Result<(), EngineError> {
-    let Some(available) = available_memory() else { return Ok(()) };
+    let Some(available) = available else { return Ok(()) };
     if needed <= available {
         return Ok(());
     }
     let per_block = model.block_bytes.max(1);
     let blocks = available.saturating_sub(model.slot_bytes) / per_block;
     let would_fit = blocks * state_pool::BLOCK_LEN;
-    Err(EngineError::Memory { tokens: config.max_model_len, needed, available, would_fit })
+    Err(EngineError::Memory { tokens, needed, available, would_fit })
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::Dtype;
+
+    use super::*;
+
+    fn layout() -> StateLayout {
+        StateLayout {
+            slot_bytes: 8_192,
+            block_bytes: 1_024,
+            layers: Vec::new(),
+            hidden_row: Some(8_000),
+            window_dtype: Dtype::F32,
+            kv_dtype: Dtype::F32,
+        }
+    }
+
+    #[test]
+    fn a_sequence_beyond_the_machines_memory_is_refused_with_what_would_fit() {
+        let pool = one_sequence(&layout(), 6_400).expect("a hundred blocks");
+        assert!(pool.pages_for(100, 1).is_some_and(|pages| pages <= pool.pages));
+        let check = |available| check_memory(&layout(), 6_400, pool.arena_bytes(), available);
+        assert!(check(None).is_ok() && check(Some(pool.arena_bytes())).is_ok());
+        let error = check(Some(20_000)).unwrap_err().to_string();
+        let needed = pool.arena_bytes();
+        assert_eq!(
+            error,
+            format!(
+                "a sequence of 6400 tokens takes {needed} bytes of memory, and 20000 are free; \
+                 704 tokens would fit"
+            )
+        );
+    }
+
+    #[test]
+    fn a_sequence_beyond_all_memories_is_refused() {
+        let huge = StateLayout { block_bytes: 1 << 30, ..layout() };
+        let error = one_sequence(&huge, usize::MAX).unwrap_err().to_string();
+        assert!(error.contains("18446744073709551615 tokens do not fit"), "{error}");
+    }
 }
