@@ -9,8 +9,8 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use kernels::norm::Scale;
 use kernels::{
-    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch, Span, Values,
-    activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch, Span, Spans,
+    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -20,7 +20,7 @@ fn cpu() -> Cpu {
         Ok(name) => Isa::by_name(&name).expect("an instruction set of this processor"),
         Err(_) => Isa::best(),
     };
-    Cpu::new(isa, 1)
+    Cpu::new(isa, 1).expect("one thread")
 }
 
 /// Values like those of activations, the same in every run.
@@ -136,7 +136,11 @@ fn convolutions(c: &mut Criterion) {
     let x = Rows::new(&x, channels);
     macro_rules! windows {
         () => {
-            conv::Windows { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 }
+            conv::Windows {
+                spans: Spans::new(&spans, &[], rows, 3 * channels * F32),
+                arena: &mut arena,
+                at: 0,
+            }
         };
     }
     group.bench_function("naive", |b| {
@@ -172,7 +176,11 @@ fn delta_rule(c: &mut Criterion) {
         let mut group = group(c, &title, Throughput::Elements((rows * heads) as u64));
         macro_rules! states {
             () => {
-                kda::States { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 }
+                kda::States {
+                    spans: Spans::new(&spans, &[], rows, heads * shape.head_state() * F32),
+                    arena: &mut arena,
+                    at: 0,
+                }
             };
         }
         let width = heads * 128;
@@ -215,7 +223,12 @@ fn latent_attention(c: &mut Criterion) {
         let q = values(rows * shape.heads * shape.query(), 2);
         let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
         let spans = [span(rows, 1024 - rows, form, absorbed_from, tables.len())];
-        let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+        let paged = Paged {
+            spans: Spans::new(&spans, &[], rows, 0),
+            tables: &tables,
+            arena: &arena,
+            at: 0,
+        };
         let width = shape.heads * shape.value_dim;
         let mut out = vec![0.0; rows * width];
         let title = format!("mla {name}, {rows} rows at 1,024, 4 heads");
@@ -243,7 +256,8 @@ fn grouped_attention(c: &mut Criterion) {
     let q = values(rows * 8 * 128, 2);
     let q = Rows::new(&q, 8 * 128);
     let spans = [span(rows, 1024 - rows, Form::Chunk, rows, tables.len())];
-    let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+    let paged =
+        Paged { spans: Spans::new(&spans, &[], rows, 0), tables: &tables, arena: &arena, at: 0 };
     let mut out = vec![0.0; rows * 8 * 128];
     let mut scratch = Scratch::new(1, gqa::scratch_len(shape));
     let mut tasks = Vec::new();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use support::{Tensors, golden_folders};
+use support::{Tensors, golden_folders, tell};
 
 fn program() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("deltapool"));
@@ -200,7 +200,7 @@ fn generate_gives_the_greedy_ids_of_every_golden_model() {
             }
         }
     }
-    println!("greedy ids of {}", run_of.join(", "));
+    tell(&format!("greedy ids of {}", run_of.join(", ")));
     assert!(run_of.len() >= 3);
 }
 
@@ -329,6 +329,58 @@ fn broken_command_lines_say_what_is_wrong() {
         let output = run(args);
         assert!(stderr(&output).contains(named), "{args:?}: {}", stderr(&output));
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{args:?}");
+    }
+}
+
+/// A tokenizer that is another model's, and stop strings without a tokenizer.
+#[test]
+fn a_model_without_its_tokenizer_says_so() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(model("llama_tiny").join(file), folder.path().join(file)).expect("a copy");
+    }
+    let ids = folder.path().join("ids.json");
+    fs::write(&ids, "[1, 2, 3]").expect("a file");
+    let with_ids = ["generate", "--model", arg(folder.path()), "--ids-file", arg(&ids)];
+    let answer = json(&run(&[&with_ids[..], &["-n", "2", "--json"]].concat()));
+    assert_eq!(answer["output_ids"].as_array().map(Vec::len), Some(2));
+    let output = run(&[&with_ids[..], &["--stop", "x"]].concat());
+    let text = "error: --stop needs a tokenizer, and the model has none\n";
+    assert_eq!((stderr(&output).as_str(), output.status.code()), (text, Some(2)));
+    let output = run(&["generate", "x", "--model", arg(folder.path())]);
+    let text = "error: no tokenizer: the model has neither tokenizer.json nor tiktoken.model\n";
+    assert_eq!((stderr(&output).as_str(), output.status.code()), (text, Some(3)));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny-model");
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(root.join(file), folder.path().join(file)).expect("a copy");
+    }
+    let output = run(&["generate", "Once upon a time", "--model", arg(folder.path())]);
+    let text = "error: the tokenizer gives token 784 (it knows 3072), but the model knows 544\n";
+    assert_eq!((stderr(&output).as_str(), output.status.code()), (text, Some(3)));
+}
+
+/// Logits that are not numbers are an error for both commands, never a token or a figure.
+#[test]
+fn a_model_of_broken_numbers_fails_instead_of_answering() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for file in fs::read_dir(model("llama_tiny")).expect("a folder") {
+        let file = file.expect("an entry");
+        fs::copy(file.path(), folder.path().join(file.file_name())).expect("a copy");
+    }
+    // The last value of the last tensor's data, in bf16.
+    let weights = folder.path().join("model.safetensors");
+    let mut bytes = fs::read(&weights).expect("a file");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let data = &mut bytes[8 + header..];
+    data.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0xc0, 0x7f]));
+    fs::write(&weights, bytes).expect("a file");
+    let ids = folder.path().join("ids.json");
+    fs::write(&ids, "[1, 2, 3]").expect("a file");
+    for command in ["generate", "score"] {
+        let output =
+            run(&[command, "--model", arg(folder.path()), "--ids-file", arg(&ids), "--json"]);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""), "{command}");
+        assert!(stderr(&output).contains("is not a number"), "{command}: {}", stderr(&output));
     }
 }
 

@@ -16,7 +16,7 @@ use deltapool::scheduler::Wanted;
 use kernels::Isa;
 use safetensors::tensor::TensorView;
 use support::rig::{Rig, Setting, Turn, argmax};
-use support::{Tensors, assert_close, golden_folders};
+use support::{Tensors, assert_close, golden_folders, tell};
 
 /// Model folders of the families this version serves, each with its golden; prints what is there
 /// and what of it runs.
@@ -40,7 +40,7 @@ fn models() -> Vec<(PathBuf, Tensors)> {
         let names =
             run.iter().map(|d| d.file_name().expect("a name").to_string_lossy().into_owned());
         let names = names.collect::<Vec<_>>().join(", ");
-        println!("models: {} of {all} run in {}: {names}", run.len(), folder.display());
+        tell(&format!("models: {} of {all} run in {}: {names}", run.len(), folder.display()));
         found.extend(run.into_iter().map(|dir| {
             let golden = golden_of(&dir);
             (dir, golden)

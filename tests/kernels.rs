@@ -8,7 +8,7 @@ use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
     Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch,
-    Snapshot, Span, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Snapshot, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 use support::{Case, Random, assert_close, cases, cpus};
 
@@ -217,7 +217,8 @@ fn short_convolutions_match_the_oracle() {
                     let slot = arena.f32s_mut(i * window * F32, window);
                     slot.copy_from_slice(&transposed(state, d, w - 1));
                 }
-                body(conv::Windows { spans: &spans, snapshots: &[], arena, at: 0 });
+                let spans = Spans::new(&spans, &[], rows, window * F32);
+                body(conv::Windows { spans, arena, at: 0 });
                 let expected = case.values(&format!("state_{kind}"));
                 for (i, state) in expected.chunks_exact(window).enumerate() {
                     let slot = arena.f32s(i * window * F32, window);
@@ -300,9 +301,9 @@ fn delta_rule_matches_the_oracle(op: &str) {
                 let run = |body: &mut dyn FnMut(kda::States<'_>)| {
                     let mut arena = Arena::new(initial.len() * F32).expect("a small arena");
                     arena.f32s_mut(0, initial.len()).copy_from_slice(&initial);
-                    let states =
-                        kda::States { spans: &spans, snapshots: &[], arena: &mut arena, at: 0 };
-                    body(states);
+                    let rows = delta.lens.iter().sum();
+                    let spans = Spans::new(&spans, &[], rows, slot * F32);
+                    body(kda::States { spans, arena: &mut arena, at: 0 });
                     let state = arena.f32s(0, end.len());
                     assert_close(&format!("{what}, state"), state, &end, 1e-5);
                 };
@@ -391,7 +392,8 @@ fn mla_matches_the_oracle_in_both_forms() {
             let span =
                 Span { rows: t, start: s - t, absorbed_from, table: table.clone(), ..span.clone() };
             let spans = [span];
-            let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+            let spans = Spans::new(&spans, &[], t, 0);
+            let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
             check(
                 &format!("mla {}, absorbed from {absorbed_from} of {t}", case.name),
                 case.values("o"),
@@ -449,7 +451,8 @@ fn paged_gqa_matches_the_oracle() {
             gqa::write(shape, at, rows(&keys), rows(&values), &mut arena, 0);
         }
         let q = Rows::new(case.values("q"), heads * head_dim);
-        let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+        let spans = Spans::new(&spans, &[], q.count(), 0);
+        let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
         let width = heads * head_dim;
         check(
             &format!("gqa {}", case.name),
@@ -654,11 +657,6 @@ fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
     let qkv = random.normals(rows * shape.qkv_width());
     let decay: Vec<f32> = random.normals(rows * 48).iter().map(|x| -x.abs() * 4.0).collect();
     let beta: Vec<f32> = random.normals(rows * 2).iter().map(|x| x.abs().min(1.0)).collect();
-    let inputs = kda::Inputs {
-        qkv: Rows::new(&qkv, shape.qkv_width()),
-        decay: Rows::new(&decay, 48),
-        beta: Rows::new(&beta, 2),
-    };
     for cpu in cpus() {
         let mut scratch = Scratch::new(cpu.gang.threads(), kda::scratch_len(shape));
         let mut whole = None;
@@ -672,7 +670,7 @@ fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
             for (i, end) in cuts.iter().copied().chain([rows]).enumerate() {
                 // Slots alternate, so reading and writing different ones is part of the test.
                 let span = Span {
-                    first_row: start,
+                    first_row: 0,
                     rows: end - start,
                     start,
                     form: Form::Chunk,
@@ -682,10 +680,19 @@ fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
                     table: 0..0,
                     snapshots: if cuts.is_empty() { 0..3 } else { 0..0 },
                 };
+                let part = |x: &[f32], width: usize| x[start * width..end * width].to_vec();
+                let (qkv, decay, beta) =
+                    (part(&qkv, shape.qkv_width()), part(&decay, 48), part(&beta, 2));
+                let inputs = kda::Inputs {
+                    qkv: Rows::new(&qkv, shape.qkv_width()),
+                    decay: Rows::new(&decay, 48),
+                    beta: Rows::new(&beta, 2),
+                };
                 let spans = [span];
-                let states =
-                    kda::States { spans: &spans, snapshots: &snapshots, arena: &mut arena, at: 0 };
-                kda::kda(&cpu, shape, inputs, states, &mut scratch, RowsMut::new(&mut out, 40));
+                let spans = Spans::new(&spans, &snapshots, end - start, slot);
+                let states = kda::States { spans, arena: &mut arena, at: 0 };
+                let rows_out = RowsMut::new(&mut out[start * 40..end * 40], 40);
+                kda::kda(&cpu, shape, inputs, states, &mut scratch, rows_out);
                 if let Some((_, kept)) = &whole
                     && end < rows
                 {
@@ -703,6 +710,126 @@ fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
             }
         }
     }
+}
+
+/// Strong gates, then weak ones: sums of log-decays over a chunk reach hundreds, and a weak decay
+/// after a strong one must not be lost in their low bits. Trained models reach -17.
+#[test]
+fn chunks_keep_weak_decays_exact_after_strong_ones() {
+    let shape = kda::Shape { key_heads: 1, value_heads: 1, key_dim: 64, value_dim: 64 };
+    let (rows, slot) = (64, shape.head_state() * F32);
+    let mut random = Random::new(13);
+    let qkv = random.normals(rows * shape.qkv_width());
+    let beta: Vec<f32> = (0..rows).map(|_| random.normal().abs().min(1.0)).collect();
+    type Pattern = fn(usize, usize) -> f32;
+    let patterns: [(&str, Pattern); 5] = [
+        ("sixteen rows at -17", |row, _| if row < 16 { -17.0 } else { -0.001 }),
+        ("half a chunk at -17.3", |row, _| if row < 32 { -17.3 } else { -0.0137 }),
+        ("every eighth channel", |row, c| if row < 32 && c % 8 == 0 { -17.3 } else { -0.01 }),
+        ("within a block", |row, _| if row % 16 < 5 { -17.0 } else { -0.002 }),
+        ("rows in turn", |row, c| if (row + c) % 3 == 0 { -16.9 } else { -0.003 }),
+    ];
+    for (name, pattern) in patterns {
+        let decay: Vec<f32> = (0..rows * 64).map(|i| pattern(i / 64, i % 64)).collect();
+        let inputs = kda::Inputs {
+            qkv: Rows::new(&qkv, shape.qkv_width()),
+            decay: Rows::new(&decay, 64),
+            beta: Rows::new(&beta, 1),
+        };
+        let spans = ragged(&[rows], Form::Chunk, slot, false);
+        let spans = Spans::new(&spans, &[], rows, slot);
+        let mut arena = Arena::new(slot).expect("a small arena");
+        let start = random.normals(slot / F32);
+        arena.f32s_mut(0, slot / F32).copy_from_slice(&start);
+        let mut expected = poisoned(rows * 64);
+        let states = kda::States { spans, arena: &mut arena, at: 0 };
+        kda::naive::kda(shape, inputs, states, RowsMut::new(&mut expected, 64));
+        let end = arena.f32s(0, slot / F32).to_vec();
+        for cpu in cpus() {
+            arena.f32s_mut(0, slot / F32).copy_from_slice(&start);
+            let mut scratch = Scratch::new(cpu.gang.threads(), kda::scratch_len(shape));
+            let mut out = poisoned(rows * 64);
+            let states = kda::States { spans, arena: &mut arena, at: 0 };
+            kda::kda(&cpu, shape, inputs, states, &mut scratch, RowsMut::new(&mut out, 64));
+            assert_close(&format!("{name}, {}", cpu.isa.name()), &out, &expected, 1e-5);
+            assert_close(&format!("{name}, state"), arena.f32s(0, slot / F32), &end, 1e-5);
+        }
+    }
+}
+
+/// A router row or bias that is not a number must not be read as a low score: the request would go
+/// on with another text.
+#[test]
+fn a_broken_router_breaks_its_row_and_no_other() {
+    let router = moe::Router {
+        experts: 8,
+        top_k: 2,
+        score: moe::Score::Sigmoid,
+        groups: 1,
+        top_groups: 1,
+        renormalize: true,
+        scale: 1.0,
+    };
+    let mut random = Random::new(19);
+    let mut logits = random.normals(3 * 8);
+    logits[8 + 5] = f32::NAN;
+    let nobody = moe::Choice { expert: u32::MAX, weight: 0.0 };
+    let is_broken = |choices: &[moe::Choice]| choices.iter().all(|c| c.weight.is_nan());
+    for cpu in cpus() {
+        let (mut fast, mut naive) = (vec![nobody; 6], vec![nobody; 6]);
+        let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
+        let (rows, bias) = (Rows::new(&logits, 8), [0.0; 8]);
+        moe::route(&cpu, &router, rows, &bias, &mut scratch, &mut fast);
+        moe::naive::route(&router, rows, &bias, &mut naive);
+        for choices in [fast, naive] {
+            let broken: Vec<bool> = choices.chunks_exact(2).map(is_broken).collect();
+            assert_eq!(broken, [false, true, false], "{}", cpu.isa.name());
+        }
+    }
+}
+
+#[test]
+fn small_operators_match_their_definitions() {
+    let mut random = Random::new(29);
+    for (rows, width) in [(1, 1), (3, 5), (7, 16), (9, 131)] {
+        let (x, y) = (random.normals(rows * width), random.normals(rows * width));
+        let rows_of = |x| Rows::new(x, width);
+        let run = |body: &dyn Fn(RowsMut<'_>)| {
+            let mut out = x.clone();
+            body(RowsMut::new(&mut out, width));
+            out
+        };
+        let sigmoid = run(&|out| activation::naive::sigmoid(out));
+        let sum = run(&|out| activation::naive::add(out, rows_of(&y)));
+        let unit = run(&|out| norm::naive::l2_norm(rows_of(&x), 0.25, out));
+        for cpu in cpus() {
+            let what = format!("{rows}x{width} {}", cpu.isa.name());
+            assert_close(&what, &run(&|out| activation::sigmoid(&cpu, out)), &sigmoid, 1e-6);
+            assert_eq!(run(&|out| activation::add(&cpu, out, rows_of(&y))), sum, "{what}");
+            let fast = run(&|out| norm::l2_norm(&cpu, rows_of(&x), 0.25, out));
+            assert_close(&what, &fast, &unit, 1e-6);
+        }
+    }
+}
+
+/// What the kernels let threads write together is checked before they do.
+#[test]
+fn spans_that_would_write_the_same_place_are_refused() {
+    let spans = ragged(&[3, 4], Form::Chunk, 64, true);
+    let refused = |change: &dyn Fn(&mut Vec<Span>)| {
+        let mut spans = spans.clone();
+        change(&mut spans);
+        std::panic::catch_unwind(|| Spans::new(&spans, &[], 7, 64)).is_err()
+    };
+    assert!(!refused(&|_| {}));
+    assert!(refused(&|spans| spans[1].write = spans[0].write));
+    assert!(refused(&|spans| spans[1].write = spans[0].write + 32), "half a slot further");
+    assert!(refused(&|spans| spans[1].first_row = 2), "a row in two spans");
+    assert!(refused(&|spans| spans[1].rows = 5));
+    assert!(refused(&|spans| spans[0].read = spans[1].write), "read while it is written");
+    assert!(refused(&|spans| spans[0].read = spans[1].write + 16));
+    assert!(refused(&|spans| spans[0].write = NO_SLOT));
+    assert!(refused(&|spans| spans[0].absorbed_from = 4));
 }
 
 /// Three segments of keys: the fast forms against one softmax over all of them.
@@ -725,7 +852,8 @@ fn attention_over_several_segments_matches_its_definition() {
     let up = Matrix::new(66, shape.rank, Values::F32(&up));
     let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
     let spans = [Span { rows: last, start: len - last, absorbed_from: 40, ..span }];
-    let paged = Paged { spans: &spans, tables: &tables, arena: &arena, at: 0 };
+    let spans = Spans::new(&spans, &[], last, 0);
+    let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
     let width = shape.heads * shape.value_dim;
     let mut expected = poisoned(last * width);
     mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));

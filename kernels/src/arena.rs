@@ -38,7 +38,7 @@ impl Arena {
     /// When the system refuses.
     pub fn new(bytes: usize) -> Result<Arena, ArenaError> {
         if bytes == 0 {
-            return Ok(Arena { start: NonNull::dangling(), bytes });
+            return Ok(Arena { start: NonNull::<f32>::dangling().cast(), bytes });
         }
         let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| ArenaError { bytes })?;
         // SAFETY: the layout's size is not zero.
@@ -70,27 +70,6 @@ impl Arena {
         self.check(offset, len);
         // SAFETY: as above; `&mut self` keeps all others out.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), len) }
-    }
-
-    /// `len` bytes at `offset`.
-    ///
-    /// # Panics
-    /// When they leave the arena.
-    pub fn slice(&self, offset: usize, len: usize) -> &[u8] {
-        bytemuck::cast_slice(self.f32s(offset, len / 4))
-    }
-
-    /// Copies `len` bytes from `source` to `target`; the two may overlap.
-    ///
-    /// # Panics
-    /// When either leaves the arena.
-    pub fn copy_within(&mut self, source: usize, target: usize, len: usize) {
-        assert!(source.max(target).checked_add(len).is_some_and(|end| end <= self.bytes));
-        // SAFETY: both ends are in bounds by the assertion; `copy` allows overlap.
-        unsafe {
-            let start = self.start.as_ptr();
-            std::ptr::copy(start.add(source), start.add(target), len);
-        }
     }
 
     /// Access for the tasks of a job, which write disjoint parts.

@@ -1,5 +1,7 @@
 //! The processor that kernels run on.
 
+use std::io;
+
 use crate::simd::Isa;
 use crate::threads::Gang;
 
@@ -15,9 +17,12 @@ pub struct Cpu {
 impl Cpu {
     /// `threads` threads with instruction set `isa`.
     ///
+    /// # Errors
+    /// When the system refuses to start a thread.
+    ///
     /// # Panics
     /// When `threads` is 0.
-    pub fn new(isa: Isa, threads: usize) -> Cpu {
-        Cpu { isa, gang: Gang::new(threads) }
+    pub fn new(isa: Isa, threads: usize) -> io::Result<Cpu> {
+        Ok(Cpu { isa, gang: Gang::new(threads)? })
     }
 }

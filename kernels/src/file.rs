@@ -10,7 +10,8 @@ use memmap2::Mmap;
 /// The bytes of a file, mapped read-only.
 ///
 /// Weights are read in place, so the file must not be truncated or rewritten while it is mapped;
-/// as with every engine that maps its weights, doing so ends the process with a bus error.
+/// as with every engine that maps its weights, a shorter file ends the process with a bus error and
+/// a changed one changes the weights.
 #[derive(Debug)]
 pub struct MappedFile(Mmap);
 
@@ -21,8 +22,8 @@ impl MappedFile {
     /// The error of opening or mapping the file.
     pub fn open(path: &Path) -> io::Result<MappedFile> {
         let file = File::open(path)?;
-        // SAFETY: the mapping is private and read-only. Its one hazard is a file that shrinks
-        // under it, which the type's documentation rules out for weights.
+        // SAFETY: the mapping is read-only. Its hazard is a file that changes under it, which the
+        // type's documentation rules out for weights.
         let map = unsafe { Mmap::map(&file)? };
         Ok(MappedFile(map))
     }

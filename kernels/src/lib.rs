@@ -3,9 +3,9 @@
 //! An operator is a folder or a file with a **naive** form, written from the formula, and a fast
 //! form for the CPU that is held to it. The naive form is the definition. Operators take a batch
 //! as plain rows and a list of [`Span`]s: which rows belong to one sequence, where its state is
-//! read and written, which blocks hold its tokens. They know no requests, allocate nothing that
-//! grows with a batch, and give a row the same bits whatever rows stand beside it, however a prompt
-//! was cut on the grid, and however many threads run.
+//! read and written, which blocks hold its tokens. They know no requests, allocate nothing (working
+//! memory is passed in), and give a row the same bits whatever rows stand beside it, however a
+//! prompt was cut on the grid, and however many threads run.
 //!
 //! ```text
 //! Isa::run -> Kernel (generic over Simd)     one dispatch table
@@ -43,4 +43,4 @@ pub use matrix::{Dtype, Matrix, Values};
 pub use rows::{Rows, RowsMut};
 pub use scratch::Scratch;
 pub use simd::Isa;
-pub use span::{BLOCK_LEN, CELL_LEN, Form, NO_SLOT, SEGMENT_LEN, Snapshot, Span};
+pub use span::{BLOCK_LEN, CELL_LEN, Form, NO_SLOT, SEGMENT_LEN, Snapshot, Span, Spans};

@@ -56,6 +56,81 @@ impl Span {
     }
 }
 
+/// The spans of a batch and their snapshots, checked once: what kernels rely on when they let
+/// threads write one arena and one output together.
+///
+/// * spans cover rows `0..rows` in order, so no row belongs to two;
+/// * each slot that is written, by a span or a snapshot, is apart from every other, and no span
+///   reads what another writes;
+/// * `absorbed_from` is at most `rows`, and snapshots rise within their span.
+#[derive(Debug, Clone, Copy)]
+pub struct Spans<'a> {
+    spans: &'a [Span],
+    snapshots: &'a [Snapshot],
+    slot_bytes: usize,
+}
+
+impl<'a> Spans<'a> {
+    /// Checks spans over `rows` rows of a batch, whose slots have `slot_bytes` bytes each.
+    ///
+    /// # Panics
+    /// When they break a rule.
+    pub fn new(
+        spans: &'a [Span],
+        snapshots: &'a [Snapshot],
+        rows: usize,
+        slot_bytes: usize,
+    ) -> Self {
+        let mut row = 0;
+        let mut written = Vec::with_capacity(spans.len());
+        for span in spans {
+            assert!(span.first_row == row && span.rows > 0, "spans cover the rows in order");
+            assert!(span.absorbed_from <= span.rows, "more rows expanded than there are");
+            row += span.rows;
+            let kept = &snapshots[span.snapshots.clone()];
+            assert!(kept.iter().all(|s| (1..=span.rows).contains(&s.after_rows)));
+            assert!(kept.is_sorted_by_key(|s| s.after_rows), "snapshots rise");
+            written.extend(kept.iter().map(|s| s.slot));
+            written.push(span.write);
+        }
+        assert_eq!(row, rows, "spans cover all rows");
+        if slot_bytes > 0 {
+            written.sort_unstable();
+            assert!(written.iter().all(|slot| *slot != NO_SLOT), "a state is written nowhere");
+            let apart = |pair: &[usize]| pair[1] - pair[0] >= slot_bytes;
+            assert!(written.windows(2).all(apart), "a slot is written twice");
+            for span in spans.iter().filter(|s| s.read != NO_SLOT && s.read != s.write) {
+                let near = written.partition_point(|slot| *slot < span.read);
+                let before = near.checked_sub(1).map(|i| written[i]);
+                let clear = before.is_none_or(|slot| span.read - slot >= slot_bytes)
+                    && written.get(near).is_none_or(|slot| slot - span.read >= slot_bytes);
+                assert!(clear, "the slot at {} is read while it is written", span.read);
+            }
+        }
+        Spans { spans, snapshots, slot_bytes }
+    }
+
+    /// The spans.
+    pub fn all(&self) -> &'a [Span] {
+        self.spans
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.spans.last().map_or(0, |span| span.first_row + span.rows)
+    }
+
+    /// The snapshots of a span.
+    pub(crate) fn snapshots(&self, span: &Span) -> &'a [Snapshot] {
+        &self.snapshots[span.snapshots.clone()]
+    }
+
+    /// Asserts that a part of a slot, `bytes` long from `at`, lies inside every slot.
+    pub(crate) fn check_part(&self, at: usize, bytes: usize) {
+        assert!(at + bytes <= self.slot_bytes, "{bytes} bytes at {at} leave the slot");
+    }
+}
+
 /// A copy of the state to be written while a span passes over a grid position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshot {

@@ -9,6 +9,7 @@
 //! same bits whoever runs its tasks: tasks write disjoint places and share no sum.
 
 use std::cell::UnsafeCell;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -61,9 +62,12 @@ pub struct Gang {
 impl Gang {
     /// A gang of `threads` workers, the caller among them.
     ///
+    /// # Errors
+    /// When the system refuses to start a thread; those already started end.
+    ///
     /// # Panics
-    /// When `threads` is 0 or a thread cannot be started.
-    pub fn new(threads: usize) -> Gang {
+    /// When `threads` is 0.
+    pub fn new(threads: usize) -> io::Result<Gang> {
         assert!(threads > 0, "a gang has at least the calling thread");
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
@@ -74,17 +78,20 @@ impl Gang {
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let workers: Vec<JoinHandle<()>> = (1..threads)
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                thread::Builder::new()
-                    .name(format!("deltapool-{worker}"))
-                    .spawn(move || work(&shared, worker))
-                    .expect("the system refuses to start a worker thread")
-            })
-            .collect();
-        let threads = workers.iter().map(|w| w.thread().clone()).collect();
-        Gang { shared, workers, threads, one_job_at_a_time: Mutex::new(()) }
+        let mut gang = Gang {
+            shared,
+            workers: Vec::new(),
+            threads: Vec::new(),
+            one_job_at_a_time: Mutex::new(()),
+        };
+        for worker in 1..threads {
+            let shared = Arc::clone(&gang.shared);
+            let builder = thread::Builder::new().name(format!("deltapool-{worker}"));
+            let handle = builder.spawn(move || work(&shared, worker))?;
+            gang.threads.push(handle.thread().clone());
+            gang.workers.push(handle);
+        }
+        Ok(gang)
     }
 
     /// Number of workers, the caller included.
@@ -96,7 +103,8 @@ impl Gang {
     /// `worker` is below [`Gang::threads`], and no two tasks run with the same one at a time.
     ///
     /// # Panics
-    /// When a task panics, or when called from inside a task.
+    /// When a task panics, or when called from inside a task that other threads take part in. A
+    /// single task, or a gang of one, runs on the calling thread.
     pub fn run(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
         if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|task| body(0, task));
@@ -238,9 +246,9 @@ pub struct Shards<'a, T> {
 
 // SAFETY: a `Shards` gives references only through `unsafe` functions whose callers vouch that
 // parts in use at one time do not overlap.
-unsafe impl<T: Send> Sync for Shards<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for Shards<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Send for Shards<'_, T> {}
+unsafe impl<T: Send + Sync> Send for Shards<'_, T> {}
 
 impl<'a, T> Shards<'a, T> {
     /// All of `slice`.
@@ -302,7 +310,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_with_any_number_of_threads() {
         for threads in 1..=5 {
-            let gang = Gang::new(threads);
+            let gang = Gang::new(threads).expect("threads start");
             for tasks in [0, 1, 2, 3, 7, 64, 1000] {
                 let counts: Vec<AtomicU32> = (0..tasks).map(|_| AtomicU32::new(0)).collect();
                 gang.run(tasks, |worker, task| {
@@ -316,7 +324,7 @@ mod tests {
 
     #[test]
     fn jobs_follow_each_other_without_losing_a_wake_up() {
-        let gang = Gang::new(3);
+        let gang = Gang::new(3).expect("threads start");
         let total = AtomicUsize::new(0);
         for round in 0..20_000 {
             if round % 1_000 == 0 {
@@ -331,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_panicking_task_panics_the_caller_and_the_gang_goes_on() {
-        let gang = Gang::new(3);
+        let gang = Gang::new(3).expect("threads start");
         let result = catch_unwind(AssertUnwindSafe(|| {
             gang.run(8, |_, task| assert_ne!(task, 5, "task five"));
         }));
@@ -345,7 +353,7 @@ mod tests {
 
     #[test]
     fn tasks_write_their_own_part_of_a_slice() {
-        let gang = Gang::new(4);
+        let gang = Gang::new(4).expect("threads start");
         let mut data = vec![0usize; 400];
         let shards = Shards::new(&mut data);
         gang.run(40, |_, task| {

@@ -19,6 +19,18 @@ pub enum CliError {
     /// The model's tokenizer or chat template.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// The tokenizer belongs to another model.
+    #[error(
+        "the tokenizer gives token {token} (it knows {tokenizer}), but the model knows {model}"
+    )]
+    Vocabulary {
+        /// The token.
+        token: u32,
+        /// Tokens of the tokenizer.
+        tokenizer: usize,
+        /// Tokens of the model.
+        model: usize,
+    },
     /// This binary was built without a model and none was named.
     #[error("this binary carries no model; name a folder with --model")]
     NoModel,
@@ -53,7 +65,10 @@ impl CliError {
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage(_) => CliError::USAGE,
-            CliError::Model(_) | CliError::Text(_) | CliError::NoModel => 3,
+            CliError::Model(_)
+            | CliError::Text(_)
+            | CliError::Vocabulary { .. }
+            | CliError::NoModel => 3,
             CliError::Engine(error) => match error {
                 EngineError::Memory { .. } | EngineError::Arena(_) => 4,
                 EngineError::Limit(_) | EngineError::Param(_) | EngineError::TooLong { .. } => {

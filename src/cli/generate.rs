@@ -12,7 +12,7 @@ use super::CliError;
 use super::common::CommonArgs;
 use super::loading::{Files, is_shown};
 use super::output::{JsonTarget, grouped, print};
-use super::prompt::Source;
+use super::prompt::{Source, check_vocabulary};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::{EngineError, Timings};
 use crate::request::{FinishReason, Request, SamplingParams};
@@ -37,19 +37,19 @@ pub struct GenerateArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,
     /// Randomness of the choice; 0 takes the likeliest token.
-    #[arg(long, default_value_t = 0.0, value_name = "T")]
+    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
     pub temperature: f32,
     /// Choose among the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
     pub top_p: f32,
     /// Choose among this many of the likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true)]
     pub top_k: usize,
     /// Choose among tokens with at least this fraction of the likeliest one's probability.
-    #[arg(long, default_value_t = 0.0, value_name = "P")]
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
     pub min_p: f32,
     /// Seed of the choice: the same seed gives the same answer; default: a random one.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT")]
@@ -73,8 +73,13 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(args.prompt.as_deref(), args.file.as_ref(), args.ids_file.as_ref())?;
     let files = Files::open(args.common.model.as_deref())?;
     let tokenizer = files.tokenizer()?;
-    let prompt = prompt_ids(args, source, &files, tokenizer.as_deref())?;
+    let prompt = prompt_ids(args, &source, &files, tokenizer.as_deref())?;
+    if tokenizer.is_none() && !args.stop.is_empty() {
+        let message = "--stop needs a tokenizer, and the model has none";
+        return Err(CliError::Usage(message.to_owned()));
+    }
     let spec = &files.model.spec;
+    check_vocabulary(tokenizer.as_deref(), &source, &prompt, spec.vocab_size)?;
     let request = request(args, prompt, spec.context);
     request.check(spec.vocab_size).map_err(|error| CliError::Usage(flag_spelling(&error)))?;
     let tokens = request.prompt.len().saturating_add(request.max_tokens);
@@ -145,17 +150,17 @@ fn flag_spelling(error: &crate::request::InvalidParam) -> String {
 
 fn prompt_ids(
     args: &GenerateArgs,
-    source: Source,
+    source: &Source,
     files: &Files,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Vec<u32>, CliError> {
     let text = match source {
-        Source::Ids(ids) => return Ok(ids),
+        Source::Ids(ids) => return Ok(ids.clone()),
         Source::Text(text) => text,
     };
     let tokenizer = tokenizer.ok_or(TextError::NoTokenizer)?;
     if !args.chat {
-        return Ok(tokenizer.encode_prompt(&text, Specials::Plain)?);
+        return Ok(tokenizer.encode_prompt(text, Specials::Plain)?);
     }
     let messages = [json!({"role": "user", "content": text})];
     let chat = Chat {

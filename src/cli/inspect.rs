@@ -35,7 +35,7 @@ pub struct InspectArgs {
     pub kv_dtype: Option<Precision>,
     /// Memory for state, after the weights: bytes, or a number with KB, MB, GB, TB (powers of 1000)
     /// or KiB, MiB, GiB, TiB (powers of 1024).
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub device_memory: Option<usize>,
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use super::CliError;
+use crate::text::Tokenizer;
 
 /// A text, or the ids of one.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,6 +27,25 @@ impl Source {
             (_, _, Some(path)) => read_ids(path).map(Source::Ids),
             (None, None, None) => read_input().map(Source::Text),
         }
+    }
+}
+
+/// A text whose tokens the model does not know is the fault of the model's files: its tokenizer is
+/// another model's.
+pub fn check_vocabulary(
+    tokenizer: Option<&Tokenizer>,
+    source: &Source,
+    tokens: &[u32],
+    vocab_size: usize,
+) -> Result<(), CliError> {
+    let unknown = tokens.iter().find(|id| **id as usize >= vocab_size);
+    match (source, tokenizer, unknown) {
+        (Source::Text(_), Some(tokenizer), Some(token)) => Err(CliError::Vocabulary {
+            token: *token,
+            tokenizer: tokenizer.vocab_size(),
+            model: vocab_size,
+        }),
+        _ => Ok(()),
     }
 }
 

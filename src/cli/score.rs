@@ -11,7 +11,7 @@ use super::CliError;
 use super::common::CommonArgs;
 use super::loading::{Files, bar};
 use super::output::{JsonTarget, print};
-use super::prompt::Source;
+use super::prompt::{Source, check_vocabulary};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::EngineError;
 use crate::text::{Specials, TextError, Tokenizer};
@@ -35,16 +35,18 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
     let files = Files::open(args.common.model.as_deref())?;
     let tokenizer = files.tokenizer()?;
-    let (tokens, bytes) = match source {
+    let (tokens, bytes) = match &source {
         Source::Ids(ids) => {
-            let bytes = tokenizer.as_deref().and_then(|t| bytes_of(t, &ids));
-            (ids, bytes)
+            let bytes = tokenizer.as_deref().and_then(|t| bytes_of(t, ids));
+            (ids.clone(), bytes)
         }
         Source::Text(text) => {
             let tokenizer = tokenizer.as_deref().ok_or(TextError::NoTokenizer)?;
-            (tokenizer.encode_prompt(&text, Specials::Plain)?, Some(text.len()))
+            (tokenizer.encode_prompt(text, Specials::Plain)?, Some(text.len()))
         }
     };
+    let vocab_size = files.model.spec.vocab_size;
+    check_vocabulary(tokenizer.as_deref(), &source, &tokens, vocab_size)?;
     let limit = files.model.spec.context;
     if tokens.len() > limit {
         return Err(EngineError::TooLong { tokens: tokens.len(), limit }.into());
@@ -71,7 +73,7 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     target.write(&score.json())
 }
 
-/// Bytes that the tokens after the first stand for; none when one of them is no text.
+/// Bytes that the tokens stand for; none when one of them is no text.
 fn bytes_of(tokenizer: &Tokenizer, ids: &[u32]) -> Option<usize> {
     let visible = ids.iter().filter(|id| !tokenizer.is_special(**id));
     visible.map(|id| tokenizer.token_bytes(*id).map(<[u8]>::len)).sum()

@@ -1,5 +1,7 @@
 //! Why the engine refuses or ends a request.
 
+use std::io;
+
 use kernels::ArenaError;
 use state_pool::{LayoutError, PoolError};
 
@@ -40,6 +42,9 @@ pub enum EngineError {
         /// Tokens that would fit.
         would_fit: usize,
     },
+    /// The system refused to start threads.
+    #[error("cannot start the threads to compute with: {0}")]
+    Threads(io::Error),
     /// The system refused memory it said it had.
     #[error(transparent)]
     Arena(#[from] ArenaError),

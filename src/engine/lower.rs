@@ -21,7 +21,7 @@ pub fn lower<'a>(
     for span in &plan.spans {
         add_span(&mut batch, span, sequence(span.sequence), layout);
     }
-    batch.check();
+    batch.check(layout.slot_bytes);
     batch
 }
 

@@ -18,7 +18,7 @@ mod score;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kernels::{Cpu, Isa};
+use kernels::{Arena, Cpu, Isa};
 use state_pool::{PoolLayout, SequenceState, StatePool, Tier, TierSizes};
 
 pub use error::EngineError;
@@ -27,7 +27,7 @@ pub use generation::{Generation, Timings};
 
 use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, available_memory};
 use crate::models::layout::StateLayout;
-use crate::models::{GenerationDefaults, Model};
+use crate::models::{GenerationDefaults, Model, Workspace};
 use crate::request::Request;
 use crate::scheduler::{Sequence, SequenceId};
 use crate::text::Tokenizer;
@@ -58,12 +58,18 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         config.check()?;
         let layout = one_sequence(model.layout(), config.max_model_len)?;
-        let bytes = layout.arena_bytes();
-        check_memory(model.layout(), config.max_model_len, bytes, available_memory())?;
-        let cpu = Cpu::new(isa, config.threads);
         // No step is longer than the one sequence there is.
         let longest = config.max_model_len.next_multiple_of(LEAST_MAX_NUM_BATCHED_TOKENS);
         let rows = config.max_num_batched_tokens.min(longest);
+        let bytes = layout.arena_bytes();
+        // Scoring asks for the logits of every row of a cell.
+        let logit_rows = LEAST_MAX_NUM_BATCHED_TOKENS;
+        let work = Workspace::bytes(model.spec(), rows, logit_rows, config.threads);
+        let needed = bytes.saturating_add(work);
+        check_memory(model.layout(), config.max_model_len, needed, available_memory())?;
+        let cpu = Cpu::new(isa, config.threads).map_err(EngineError::Threads)?;
+        // What is made below cannot fail half-way: the system is asked for all of it first.
+        drop(Arena::new(needed)?);
         let executor = CpuExecutor::new(cpu, model, bytes, rows)?;
         add_tokenizers_eos(&mut defaults, tokenizer.as_deref());
         Ok(Engine {

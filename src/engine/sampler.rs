@@ -118,7 +118,8 @@ fn mix64(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn refuse_broken(logits: &[f32]) -> Result<(), SampleError> {
+/// Refuses logits that no distribution can be made of.
+pub(super) fn refuse_broken(logits: &[f32]) -> Result<(), SampleError> {
     // One pass without a branch per element; the position is looked for only when there is one.
     let bad = logits.iter().fold(false, |bad, &x| bad | x.is_nan() | (x == f32::INFINITY));
     let alive = logits.iter().fold(false, |alive, &x| alive | (x > f32::NEG_INFINITY));

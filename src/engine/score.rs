@@ -1,6 +1,7 @@
 //! Probabilities of given tokens.
 
 use super::lower::lower;
+use super::sampler::refuse_broken;
 use super::{Engine, EngineError};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::request::InvalidParam;
@@ -62,7 +63,12 @@ impl Engine {
             let logits = self.executor.forward(&batch);
             let next = &sequence.tokens()[sequence.computed() + 1..];
             let rows = logits.chunks_exact(vocab).zip(next);
-            logprobs.extend(rows.map(|(logits, token)| logprob(logits, *token)));
+            let start = sequence.computed();
+            for (i, (logits, token)) in rows.enumerate() {
+                refuse_broken(logits)
+                    .map_err(|source| EngineError::Sample { position: start + i + 1, source })?;
+                logprobs.push(logprob(logits, *token));
+            }
             plan.spans.iter().for_each(|span| sequence.advance(span.rows));
             plan.retire(&mut self.pool);
             progress(sequence.computed());

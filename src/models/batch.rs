@@ -1,8 +1,6 @@
 //! A step as flat arrays for kernels: nothing here knows a request or a sequence.
 
-use std::collections::HashSet;
-
-use kernels::{NO_SLOT, Snapshot, Span};
+use kernels::{Snapshot, Span, Spans};
 
 /// The rows of one step and where their memory lies, in byte offsets of the device arena.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,36 +37,22 @@ impl Batch {
         self.spans.iter().flat_map(|span| span.start..span.end()).collect()
     }
 
-    /// Asserts what every kernel relies on: spans cover the rows in order, written slots are
-    /// pairwise distinct, and none is read by another span. Slots of zero bytes are no places:
-    /// [`NO_SLOT`] stands for them.
+    /// The spans, checked: what every kernel relies on. Slots have `slot_bytes` bytes; where that
+    /// is 0 they are no places, and [`kernels::NO_SLOT`] stands for them.
     ///
     /// # Panics
-    /// When one of these is false: `lower` has a fault.
-    pub fn check(&self) {
-        let mut row = 0;
-        let mut written = HashSet::new();
-        for span in &self.spans {
-            assert!(span.first_row == row && span.rows > 0, "spans cover the rows in order");
-            row += span.rows;
-            let snapshots = &self.snapshots[span.snapshots.clone()];
-            let kept = snapshots.iter().map(|s| s.slot);
-            for slot in kept.chain([span.write]).filter(|slot| *slot != NO_SLOT) {
-                assert!(written.insert(slot), "slot at {slot} is written twice");
-            }
-            let rows = snapshots.iter().map(|s| s.after_rows);
-            assert!(rows.clone().is_sorted() && rows.clone().all(|r| (1..=span.rows).contains(&r)));
-        }
-        assert_eq!(row, self.rows(), "spans cover all rows");
-        for span in &self.spans {
-            let own = span.read == span.write || span.read == NO_SLOT;
-            assert!(own || !written.contains(&span.read), "slot at {} is read late", span.read);
-        }
+    /// When spans or slots break a rule of [`Spans`], or logits are asked for that cannot be had:
+    /// `lower` has a fault.
+    pub fn check(&self, slot_bytes: usize) -> Spans<'_> {
+        let spans = Spans::new(&self.spans, &self.snapshots, self.rows(), slot_bytes);
         for source in &self.logits {
             match source {
                 LogitSource::Row(row) => assert!(*row < self.rows()),
-                LogitSource::Slot(slot) => assert!(!written.contains(slot), "a slot in use"),
+                LogitSource::Slot(slot) => {
+                    assert!(self.spans.iter().all(|span| span.write != *slot), "a slot in use");
+                }
             }
         }
+        spans
     }
 }

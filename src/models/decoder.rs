@@ -8,7 +8,7 @@
 //! ```
 
 use kernels::norm::{Scale, rms_norm};
-use kernels::{Arena, Cpu, Dtype, Matrix, Rows, RowsMut, gemm};
+use kernels::{Arena, Cpu, Dtype, Matrix, Rows, RowsMut, Spans, gemm};
 
 use super::batch::{Batch, LogitSource};
 use super::ffn::FfnWeights;
@@ -44,6 +44,7 @@ pub(super) struct Step<'a> {
     pub cpu: &'a Cpu,
     pub weights: &'a ModelWeights,
     pub batch: &'a Batch,
+    pub spans: Spans<'a>,
     pub arena: &'a mut Arena,
     /// Where the layer's memory lies in slots and blocks.
     pub place: LayerLayout,
@@ -106,14 +107,14 @@ impl Model {
         work: &'w mut Workspace,
         observe: Observer<'_>,
     ) -> &'w [f32] {
-        batch.check();
+        let spans = batch.check(self.layout.slot_bytes);
         work.begin(batch, &self.spec);
         self.embed(batch, work);
         let width = self.spec.hidden;
         observe(0, Rows::new(rows(&mut work.x, batch.rows(), width), width));
         for (i, layer) in self.layers.iter().enumerate() {
             let place = self.layout.layers[i];
-            let mut step = Step { cpu, weights: &self.weights, batch, arena, place };
+            let mut step = Step { cpu, weights: &self.weights, batch, spans, arena, place };
             self.normed(cpu, batch, &layer.mixer_norm, work);
             layer.mixer.forward(&mut step, work);
             self.normed(cpu, batch, &layer.ffn_norm, work);

@@ -7,8 +7,9 @@ use super::config::ConfigFault;
 /// What a model folder says about generating.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationDefaults {
-    /// Tokens that end a turn: those of `generation_config.json` if it names any, else those of
-    /// `config.json`. Empty when both say null: generation then ends at its limit.
+    /// Tokens that end a turn, by the model's files: those of `generation_config.json` if it names
+    /// any, else those of `config.json`. The engine adds the tokenizer's end of sequence. Empty when
+    /// both say null: generation then ends at its limit.
     pub stop_tokens: Vec<u32>,
     /// Token that begins a text, by the same rule.
     pub bos_token: Option<u32>,

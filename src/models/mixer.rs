@@ -91,8 +91,8 @@ impl KdaWeights {
         let qkv = Rows::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
         let taps =
             conv::Taps { channels: 3 * inner, width: self.shape.conv_width, values: &self.taps };
-        let (spans, snapshots) = (&step.batch.spans[..], &step.batch.snapshots[..]);
-        let windows = conv::Windows { spans, snapshots, arena: step.arena, at: window };
+        let spans = step.spans;
+        let windows = conv::Windows { spans, arena: step.arena, at: window };
         let mixed = RowsMut::new(rows(&mut work.mixed, count, 3 * inner), 3 * inner);
         conv::conv(step.cpu, qkv, taps, windows, mixed);
         let inputs = kda::Inputs {
@@ -100,7 +100,7 @@ impl KdaWeights {
             decay: Rows::new(rows(&mut work.decay, count, inner), inner),
             beta: Rows::new(rows(&mut work.beta, count, self.shape.heads), self.shape.heads),
         };
-        let states = kda::States { spans, snapshots, arena: step.arena, at: state };
+        let states = kda::States { spans, arena: step.arena, at: state };
         let out = RowsMut::new(rows(&mut work.attended, count, inner), inner);
         kda::kda(step.cpu, self.shape.shape(), inputs, states, &mut work.scratch, out);
         self.norm_heads(step, work);
@@ -184,7 +184,7 @@ impl MlaWeights {
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
         mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, at);
         let inputs = mla::Inputs { q: Rows::new(q, queries), up: step.matrix(&self.latent_up) };
-        let paged = Paged { spans, tables, arena: step.arena, at };
+        let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
         let values = shape.heads * shape.value_dim;
         let out = RowsMut::new(rows(&mut work.attended, count, values), values);
         mla::attend(cpu, shape, inputs, paged, &mut work.scratch, &mut work.tasks, out);
@@ -243,7 +243,7 @@ impl GqaWeights {
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
         let (k, v) = (Rows::new(k, keys), Rows::new(v, keys));
         gqa::write(shape, (spans, tables), k, v, step.arena, at);
-        let paged = Paged { spans, tables, arena: step.arena, at };
+        let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
         let out = RowsMut::new(rows(&mut work.attended, count, queries), queries);
         let q = Rows::new(q, queries);
         gqa::attend(cpu, shape, q, paged, &mut work.scratch, &mut work.tasks, out);

@@ -60,49 +60,53 @@ pub(super) fn rows(buffer: &mut [f32], count: usize, width: usize) -> &mut [f32]
 impl Workspace {
     /// For batches of up to `most_rows` rows on `threads` threads.
     pub fn new(spec: &ModelSpec, most_rows: usize, threads: usize) -> Workspace {
-        let widest = |width: &dyn Fn(&Layer) -> usize| {
-            vec![0.0; most_rows * spec.layers.iter().map(width).max().unwrap_or(0)]
-        };
-        let kda = |width: fn(&super::spec::Kda) -> usize| {
-            widest(&|layer| match &layer.mixer {
-                Mixer::Kda(kda) => width(kda),
-                _ => 0,
-            })
-        };
-        let ffn_width = |layer: &Layer| match &layer.ffn {
-            Ffn::Dense { inter } => *inter,
-            Ffn::Moe(moe) => moe.shared_inter,
-        };
-        let scratch = spec.layers.iter().map(scratch_len).max();
-        let routed = RoutedSizes::of(spec);
+        let widths = Widths::of(spec);
+        let buffer = |width: usize| vec![0.0; most_rows * width];
         Workspace {
-            x: vec![0.0; most_rows * spec.hidden],
-            normed: vec![0.0; most_rows * spec.hidden],
-            qkv: widest(&|layer| qkv_width(&layer.mixer)),
-            mixed: widest(&|layer| mixed_width(&layer.mixer)),
-            decay: kda(|kda| kda.inner()),
-            gate: kda(|kda| kda.inner()),
-            narrow: kda(|kda| kda.head_dim),
-            beta: kda(|kda| kda.heads),
-            attended: widest(&|layer| attended_width(&layer.mixer)),
-            ffn_gate: widest(&ffn_width),
-            ffn_up: widest(&ffn_width),
-            router: vec![0.0; most_rows * routed.experts],
-            choices: vec![moe::Choice { expert: 0, weight: 0.0 }; most_rows * routed.top_k],
-            experts_out: vec![0.0; if routed.experts > 0 { most_rows * spec.hidden } else { 0 }],
-            experts: (routed.experts > 0).then(|| routed.workspace(most_rows, spec.hidden)),
-            scratch: Scratch::new(threads, scratch.unwrap_or(0)),
-            tasks: Vec::new(),
-            angles: rotations(spec),
+            x: buffer(spec.hidden),
+            normed: buffer(spec.hidden),
+            qkv: buffer(widths.qkv),
+            mixed: buffer(widths.mixed),
+            decay: buffer(widths.inner),
+            gate: buffer(widths.inner),
+            narrow: buffer(widths.narrow),
+            beta: buffer(widths.heads),
+            attended: buffer(widths.attended),
+            ffn_gate: buffer(widths.ffn),
+            ffn_up: buffer(widths.ffn),
+            router: buffer(widths.experts),
+            choices: vec![moe::Choice { expert: 0, weight: 0.0 }; most_rows * widths.top_k],
+            experts_out: buffer(if widths.experts > 0 { spec.hidden } else { 0 }),
+            experts: (widths.experts > 0).then(|| widths.experts_workspace(most_rows, spec.hidden)),
+            scratch: Scratch::new(threads, widths.scratch),
+            // A task has at least one row.
+            tasks: Vec::with_capacity(most_rows),
+            angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
             logits: Vec::new(),
             most_rows,
         }
     }
 
-    /// Rows of the largest batch.
-    pub fn most_rows(&self) -> usize {
-        self.most_rows
+    /// Bytes of a workspace that computes up to `logit_rows` rows of logits at once.
+    pub fn bytes(spec: &ModelSpec, most_rows: usize, logit_rows: usize, threads: usize) -> usize {
+        let w = Widths::of(spec);
+        let angles: usize = rotations(spec, 0).iter().map(|(rope, _)| rope.dim).sum();
+        let row = 3 * spec.hidden
+            + w.qkv
+            + w.mixed
+            + 2 * w.inner
+            + w.narrow
+            + w.heads
+            + w.attended
+            + 2 * w.ffn
+            + w.experts
+            + w.top_k * (4 + 2 * (spec.hidden + w.expert_inter))
+            + angles;
+        let logits = logit_rows.saturating_mul(spec.hidden + spec.vocab_size);
+        let values = most_rows.saturating_mul(row).saturating_add(logits);
+        let values = values.saturating_add(threads.saturating_mul(w.scratch));
+        values.saturating_mul(size_of::<f32>())
     }
 
     /// Overwrites every buffer with not-a-number, so that a test sees whatever relies on old
@@ -154,16 +158,65 @@ impl Workspace {
     }
 }
 
-fn rotations(spec: &ModelSpec) -> Vec<(Rope, Vec<f32>)> {
+/// The model's rotations, each with room for the angles of `most_rows` rows.
+fn rotations(spec: &ModelSpec, most_rows: usize) -> Vec<(Rope, Vec<f32>)> {
     let mut found: Vec<(Rope, Vec<f32>)> = Vec::new();
     for layer in &spec.layers {
         if let Mixer::Gqa(gqa) = &layer.mixer
             && found.iter().all(|(rope, _)| *rope != gqa.rope)
         {
-            found.push((gqa.rope.clone(), Vec::new()));
+            found.push((gqa.rope.clone(), Vec::with_capacity(most_rows * gqa.rope.dim)));
         }
     }
     found
+}
+
+/// The widest of each kind of row that any layer needs, and of a thread's scratch.
+#[derive(Default)]
+struct Widths {
+    qkv: usize,
+    mixed: usize,
+    inner: usize,
+    narrow: usize,
+    heads: usize,
+    attended: usize,
+    ffn: usize,
+    experts: usize,
+    top_k: usize,
+    expert_inter: usize,
+    scratch: usize,
+}
+
+impl Widths {
+    fn of(spec: &ModelSpec) -> Widths {
+        let mut widest = Widths::default();
+        let raise = |width: &mut usize, to: usize| *width = (*width).max(to);
+        for layer in &spec.layers {
+            raise(&mut widest.qkv, qkv_width(&layer.mixer));
+            raise(&mut widest.mixed, mixed_width(&layer.mixer));
+            raise(&mut widest.attended, attended_width(&layer.mixer));
+            raise(&mut widest.scratch, scratch_len(layer));
+            if let Mixer::Kda(kda) = &layer.mixer {
+                raise(&mut widest.inner, kda.inner());
+                raise(&mut widest.narrow, kda.head_dim);
+                raise(&mut widest.heads, kda.heads);
+            }
+            match &layer.ffn {
+                Ffn::Dense { inter } => raise(&mut widest.ffn, *inter),
+                Ffn::Moe(moe) => {
+                    raise(&mut widest.ffn, moe.shared_inter);
+                    raise(&mut widest.experts, moe.router.experts);
+                    raise(&mut widest.top_k, moe.router.top_k);
+                    raise(&mut widest.expert_inter, moe.inter);
+                }
+            }
+        }
+        widest
+    }
+
+    fn experts_workspace(&self, rows: usize, hidden: usize) -> moe::Workspace {
+        moe::Workspace::new(rows, self.top_k, self.experts, hidden, self.expert_inter)
+    }
 }
 
 fn qkv_width(mixer: &Mixer) -> usize {
@@ -201,30 +254,4 @@ fn scratch_len(layer: &Layer) -> usize {
         Ffn::Moe(m) => moe::route_scratch_len(&m.router),
     };
     mixer.max(ffn)
-}
-
-/// The largest sizes of the model's routed layers.
-#[derive(Default)]
-struct RoutedSizes {
-    experts: usize,
-    top_k: usize,
-    inter: usize,
-}
-
-impl RoutedSizes {
-    fn of(spec: &ModelSpec) -> RoutedSizes {
-        let mut sizes = RoutedSizes::default();
-        for layer in &spec.layers {
-            if let Ffn::Moe(moe) = &layer.ffn {
-                sizes.experts = sizes.experts.max(moe.router.experts);
-                sizes.top_k = sizes.top_k.max(moe.router.top_k);
-                sizes.inter = sizes.inter.max(moe.inter);
-            }
-        }
-        sizes
-    }
-
-    fn workspace(&self, rows: usize, hidden: usize) -> moe::Workspace {
-        moe::Workspace::new(rows, self.top_k, self.experts, hidden, self.inter)
-    }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! StepPlan::add(sequence)  takes units and tokens of the budget, writes a span
 //! lower(plan)              turns spans into row numbers and byte offsets
-//! StepPlan::commit(..)     lengths advance, retired handles go back to their pool
+//! StepPlan::retire(pool)    at commit: what the step was the last to read goes back
 //! ```
 
 use std::time::Duration;

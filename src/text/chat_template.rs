@@ -152,6 +152,8 @@ fn environment() -> Environment<'static> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the delimiters are the default ones"));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
+    // An error then says which expression failed, in every build.
+    environment.set_debug(true);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);

@@ -73,6 +73,13 @@ pub fn golden_folders() -> Vec<PathBuf> {
     [root.join("tests/goldens"), whole].into_iter().filter(|f| f.is_dir()).collect()
 }
 
+/// Says something that is seen although the test passes: the test runner keeps what `println!`
+/// writes to itself.
+pub fn tell(what: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "{what}").expect("standard error is there");
+}
+
 /// One case of an operator's goldens.
 pub struct Case {
     pub name: String,
@@ -112,7 +119,7 @@ pub fn cases(op: &str) -> Vec<Case> {
         let about: Value = serde_json::from_str(&about).expect("a golden's JSON parses");
         let file = std::rc::Rc::new(Tensors::read(&path.with_extension("safetensors")));
         let listed = about["cases"].as_array().expect("a golden lists its cases");
-        println!("{op}: {} cases in {}", listed.len(), folder.display());
+        tell(&format!("{op}: {} cases in {}", listed.len(), folder.display()));
         cases.extend(listed.iter().map(|about| Case {
             name: about["name"].as_str().expect("a case has a name").to_string(),
             about: about.clone(),
@@ -126,7 +133,9 @@ pub fn cases(op: &str) -> Vec<Case> {
 /// Every instruction set of this processor, with one thread and with three.
 pub fn cpus() -> Vec<Cpu> {
     let sets = Isa::available();
-    sets.iter().flat_map(|isa| [1, 3].map(|threads| Cpu::new(*isa, threads))).collect()
+    sets.iter()
+        .flat_map(|isa| [1, 3].map(|threads| Cpu::new(*isa, threads).expect("threads start")))
+        .collect()
 }
 
 /// `max|a - b| / max|b|`: the goldens' error metric. Not-a-number is infinitely wrong.

@@ -62,7 +62,7 @@ impl Rig {
             max_zero_byte_slots: 64,
         };
         let layout = PoolLayout::new(sizes).expect("the memory holds the model's units");
-        let cpu = Cpu::new(setting.isa, setting.threads);
+        let cpu = Cpu::new(setting.isa, setting.threads).expect("threads start");
         let bytes = layout.arena_bytes();
         let executor = CpuExecutor::new(cpu, model, bytes, setting.most_rows);
         let mut executor = executor.expect("a small arena");

@@ -161,7 +161,6 @@ impl<'a> Running<'a> {
         while c < seen {
             let score = s.mul(load(s, &scores[c..], S::LANES), scale);
             store(s, &mut scores[c..], S::LANES, score);
-            // A NaN score, the second operand, wins and is seen in the output.
             best = s.max(best, score);
             c += S::LANES;
         }

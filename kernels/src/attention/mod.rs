@@ -14,13 +14,13 @@ use std::ops::Range;
 
 use crate::arena::Arena;
 use crate::rows::Rows;
-use crate::span::{BLOCK_LEN, Span};
+use crate::span::{BLOCK_LEN, Span, Spans};
 
 /// The spans of a batch and the per-token rows of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Paged<'a> {
     /// The spans.
-    pub spans: &'a [Span],
+    pub spans: Spans<'a>,
     /// Byte offsets of blocks; a span's `table` is its part.
     pub tables: &'a [usize],
     /// Where blocks lie.

@@ -22,13 +22,16 @@ pub fn conv(cpu: &Cpu, x: Rows<'_>, taps: Taps<'_>, windows: Windows<'_>, mut ou
     assert!((2..=MAX_WIDTH).contains(&taps.width), "a convolution of {} taps", taps.width);
     assert_eq!(taps.values.len(), taps.width * taps.channels);
     assert_eq!((x.count(), x.width()), (out.count(), out.width()));
-    assert_eq!(x.width(), taps.channels);
+    assert_eq!((x.width(), x.count()), (taps.channels, windows.spans.rows()));
+    let window_bytes = (taps.width - 1) * taps.channels * size_of::<f32>();
+    windows.spans.check_part(windows.at, window_bytes);
+    let spans = windows.spans.all();
     let runs = taps.channels.div_ceil(RUN);
     let parts = windows.arena.parts();
     let out_stride = out.stride();
     let out = Shards::new(out.data());
-    cpu.gang.run(windows.spans.len() * runs, |_, task| {
-        let span = &windows.spans[task / runs];
+    cpu.gang.run(spans.len() * runs, |_, task| {
+        let span = &spans[task / runs];
         let from = task % runs * RUN;
         let run =
             ChannelRun { from, len: RUN.min(taps.channels - from), taps, parts, at: windows.at };
@@ -42,7 +45,7 @@ pub fn conv(cpu: &Cpu, x: Rows<'_>, taps: Taps<'_>, windows: Windows<'_>, mut ou
             let out = unsafe { out.slice_mut(at..at + run.len) };
             cpu.isa.run(ConvRow { rows: &rows[..taps.width], run: &run, out });
         }
-        for snapshot in &windows.snapshots[span.snapshots.clone()] {
+        for snapshot in windows.spans.snapshots(span) {
             run.keep(x, span, snapshot.slot, snapshot.after_rows);
         }
         // Last, since the write slot may be the read slot.

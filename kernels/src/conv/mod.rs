@@ -11,7 +11,7 @@ pub mod naive;
 pub use cpu::conv;
 
 use crate::arena::Arena;
-use crate::span::{Snapshot, Span};
+use crate::span::Spans;
 
 /// Widest convolution there is code for.
 pub const MAX_WIDTH: usize = 8;
@@ -31,9 +31,7 @@ pub struct Taps<'a> {
 #[derive(Debug)]
 pub struct Windows<'a> {
     /// The spans.
-    pub spans: &'a [Span],
-    /// The batch's snapshots, which spans refer to.
-    pub snapshots: &'a [Snapshot],
+    pub spans: Spans<'a>,
     /// Where slots lie.
     pub arena: &'a mut Arena,
     /// Byte offset of this layer's window in a slot.

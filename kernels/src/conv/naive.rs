@@ -8,7 +8,7 @@ use crate::span::NO_SLOT;
 pub fn conv(x: Rows<'_>, taps: Taps<'_>, windows: Windows<'_>, mut out: RowsMut<'_>) {
     let (channels, width) = (taps.channels, taps.width);
     let kept = width - 1;
-    for span in windows.spans {
+    for span in windows.spans.all() {
         let mut history = vec![0.0; kept * channels];
         if span.read != NO_SLOT {
             let window = windows.arena.f32s(span.read + windows.at, kept * channels);
@@ -28,7 +28,7 @@ pub fn conv(x: Rows<'_>, taps: Taps<'_>, windows: Windows<'_>, mut out: RowsMut<
             let window = windows.arena.f32s_mut(slot + windows.at, kept * channels);
             window.copy_from_slice(&history[rows * channels..][..kept * channels]);
         };
-        for snapshot in &windows.snapshots[span.snapshots.clone()] {
+        for snapshot in windows.spans.snapshots(span) {
             keep(snapshot.slot, snapshot.after_rows);
         }
         keep(span.write, span.rows);

@@ -36,7 +36,8 @@ pub fn attend(
 ) {
     let width = shape.heads * shape.head_dim;
     assert_eq!((q.width(), out.width(), q.count()), (width, width, out.count()));
-    row_tasks(paged.spans, ROWS, |span| 0..span.rows, tasks);
+    assert_eq!(q.count(), paged.spans.rows());
+    row_tasks(paged.spans.all(), ROWS, |span| 0..span.rows, tasks);
     let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
     let stride = out.stride();
     let shards = Shards::new(out.data());
@@ -44,7 +45,8 @@ pub fn attend(
         let (span, rows) = &tasks[task / shape.kv_heads];
         // SAFETY: this is the worker.
         let scratch = unsafe { scratch.of(worker) };
-        let (span, rows, kv_head) = (&paged.spans[*span], rows.clone(), task % shape.kv_heads);
+        let (span, rows, kv_head) =
+            (&paged.spans.all()[*span], rows.clone(), task % shape.kv_heads);
         cpu.isa.run(Task { shape, q, paged, span, rows, kv_head, scratch, out: shards, stride });
     });
 }

@@ -9,7 +9,7 @@ use crate::span::BLOCK_LEN;
 pub fn attend(shape: Shape, q: Rows<'_>, paged: Paged<'_>, mut out: RowsMut<'_>) {
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     let part = BLOCK_LEN * dim;
-    for span in paged.spans {
+    for span in paged.spans.all() {
         for r in 0..span.rows {
             for head in 0..shape.heads {
                 let kv = head / group * part;

@@ -10,9 +10,12 @@
 //! S' = e^(G_last) S + Dᵀ (e^(G_last - G) k)
 //! ```
 //!
-//! No exponent is ever positive, so nothing overflows however strong the gate: rows and columns of
-//! different 16-row blocks meet at the first row of the later block; inside a block keys are
-//! decayed step by step instead (`k_j` times `e^(g_i)` for each further row `i`).
+//! No exponent is ever positive, so nothing overflows however strong the gate, and none is the
+//! difference of two long sums: after a strong gate that difference would have lost the low bits of
+//! a weak one. Rows and columns of different 16-row blocks meet where the later block begins: the
+//! exponent is the row's sum from there (`prefix`), plus the column's sum to the end of its own
+//! block (`suffix`), plus the sums of the blocks between. Inside a block keys are decayed step by
+//! step (`k_j` times `e^(g_i)` for each further row `i`).
 
 use super::step::decay_row;
 use super::{Inputs, Shape};
@@ -26,7 +29,7 @@ use crate::span::CELL_LEN;
 const BLOCK: usize = 16;
 
 pub(super) fn chunk_scratch(shape: Shape) -> usize {
-    CELL_LEN * (7 * shape.key_dim + shape.value_dim + 2 * CELL_LEN)
+    CELL_LEN * (7 * shape.key_dim + shape.value_dim + 2 * CELL_LEN) + shape.key_dim
 }
 
 /// Rows `row..row + rows` of head `head`.
@@ -52,10 +55,12 @@ struct Work<'a> {
     q: &'a mut [f32],
     /// Keys, normed.
     k: &'a mut [f32],
-    /// Log-decays of each row.
-    g: &'a mut [f32],
-    /// Their running sums.
-    sums: &'a mut [f32],
+    /// Log-decays from a row's block's first row to the row, both included.
+    prefix: &'a mut [f32],
+    /// Log-decays from a row, not included, to the end of its block.
+    suffix: &'a mut [f32],
+    /// Log-decays of whole blocks on the way.
+    between: &'a mut [f32],
     /// Rows of a block times their decay since its first row: queries, then keys; later `e^G k`.
     rows: &'a mut [f32],
     /// Earlier keys decayed to a block's first row; keys of a block decayed to the current row;
@@ -82,8 +87,9 @@ impl Kernel for Chunk<'_> {
         let mut work = Work {
             q: take(&mut rest, CELL_LEN * dk),
             k: take(&mut rest, CELL_LEN * dk),
-            g: take(&mut rest, CELL_LEN * dk),
-            sums: take(&mut rest, CELL_LEN * dk),
+            prefix: take(&mut rest, CELL_LEN * dk),
+            suffix: take(&mut rest, CELL_LEN * dk),
+            between: take(&mut rest, dk),
             rows: take(&mut rest, CELL_LEN * dk),
             columns: take(&mut rest, CELL_LEN * dk),
             factors: take(&mut rest, CELL_LEN * dk),
@@ -107,7 +113,7 @@ impl Kernel for Chunk<'_> {
 }
 
 impl Chunk<'_> {
-    /// Normed queries and keys, decays and their running sums.
+    /// Normed queries and keys, decay factors, and sums of log-decays inside each block.
     #[inline(always)]
     fn prepare<S: Simd>(&self, s: S, work: &mut Work<'_>) {
         let dk = self.shape.key_dim;
@@ -118,17 +124,43 @@ impl Chunk<'_> {
             let at = i * dk;
             l2_norm_row(s, &qkv[q_at..q_at + dk], scale, &mut work.q[at..at + dk]);
             l2_norm_row(s, &qkv[k_at..k_at + dk], 1.0, &mut work.k[at..at + dk]);
-            let g = &mut work.g[at..at + dk];
+            // The log-decays themselves, until they are summed up below.
+            let g = &mut work.suffix[at..at + dk];
             decay_row(s, &self.inputs, &self.shape, self.row + i, self.head, g);
+            let begins = i % BLOCK == 0;
             let mut c = 0;
             while c < dk {
                 let n = (dk - c).min(S::LANES);
-                let g = load(s, &work.g[at + c..], n);
-                let sum = if i == 0 { g } else { s.add(load(s, &work.sums[at - dk + c..], n), g) };
-                store(s, &mut work.sums[at + c..], n, sum);
+                let g = load(s, &work.suffix[at + c..], n);
+                let sum = match begins {
+                    true => g,
+                    false => s.add(load(s, &work.prefix[at - dk + c..], n), g),
+                };
+                store(s, &mut work.prefix[at + c..], n, sum);
                 store(s, &mut work.factors[at + c..], n, math::exp(s, g));
                 c += n;
             }
+        }
+        for first in (0..self.rows).step_by(BLOCK) {
+            self.sum_to_the_end(s, work, first, (self.rows - first).min(BLOCK));
+        }
+    }
+
+    /// Replaces the log-decays of a block by their sums from behind each row to the block's end.
+    #[inline(always)]
+    fn sum_to_the_end<S: Simd>(&self, s: S, work: &mut Work<'_>, first: usize, n: usize) {
+        let dk = self.shape.key_dim;
+        let mut c = 0;
+        while c < dk {
+            let m = (dk - c).min(S::LANES);
+            let mut sum = s.splat(0.0);
+            for i in (first..first + n).rev() {
+                let place = &mut work.suffix[i * dk + c..];
+                let g = load(s, place, m);
+                store(s, place, m, sum);
+                sum = s.add(sum, g);
+            }
+            c += m;
         }
     }
 
@@ -140,18 +172,14 @@ impl Chunk<'_> {
         }
         let dk = self.shape.key_dim;
         let (q_rows, k_rows) = work.rows.split_at_mut(BLOCK * dk);
-        let meet = &work.sums[first * dk..(first + 1) * dk];
         for i in 0..n {
-            let at = (first + i) * dk;
-            let sums = &work.sums[at..at + dk];
-            decayed(s, &work.q[at..at + dk], sums, meet, &mut q_rows[i * dk..(i + 1) * dk]);
-            decayed(s, &work.k[at..at + dk], sums, meet, &mut k_rows[i * dk..(i + 1) * dk]);
+            let (at, to) = ((first + i) * dk, i * dk);
+            let sums = &work.prefix[at..at + dk];
+            decayed(s, &work.q[at..at + dk], sums, None, &mut q_rows[to..to + dk]);
+            decayed(s, &work.k[at..at + dk], sums, None, &mut k_rows[to..to + dk]);
         }
-        for j in 0..first {
-            let at = j * dk;
-            let sums = &work.sums[at..at + dk];
-            decayed(s, &work.k[at..at + dk], meet, sums, &mut work.columns[at..at + dk]);
-        }
+        self.decay_to_block(s, work, first);
+        let (q_rows, k_rows) = work.rows.split_at(BLOCK * dk);
         let columns = (work.columns.as_ptr(), dk);
         // SAFETY: n <= 16 rows of dk lie in either half of `rows`, `first` < 64 rows of dk in
         // `columns`, and rows first..first + n of 64 columns in `p` and `a`.
@@ -208,18 +236,40 @@ impl Chunk<'_> {
         }
     }
 
+    /// `columns`: the keys of all rows before `end`, the start of a block or the end of the chunk,
+    /// decayed to there. `between` is then the log-decay of the whole way.
+    #[inline(always)]
+    fn decay_to_block<S: Simd>(&self, s: S, work: &mut Work<'_>, end: usize) {
+        let dk = self.shape.key_dim;
+        work.between.fill(0.0);
+        for first in (0..end).step_by(BLOCK).rev() {
+            let last = end.min(first + BLOCK) - 1;
+            for j in first..=last {
+                let at = j * dk;
+                let (key, sums) = (&work.k[at..at + dk], &work.suffix[at..at + dk]);
+                decayed(s, key, sums, Some(work.between), &mut work.columns[at..at + dk]);
+            }
+            add_row(s, &work.prefix[last * dk..(last + 1) * dk], work.between);
+        }
+    }
+
     /// What the entering state gives: `(e^G q) Sᵀ` into the output, `beta (V - (e^G k) Sᵀ)` into
     /// `delta`.
     #[inline(always)]
     fn read_state<S: Simd>(&self, s: S, work: &mut Work<'_>) {
         let (dk, dv, n) = (self.shape.key_dim, self.shape.value_dim, self.rows);
         let v_at = self.shape.columns(self.head)[2];
+        work.between.fill(0.0);
         for i in 0..n {
             let at = i * dk;
+            if i > 0 && i % BLOCK == 0 {
+                add_row(s, &work.prefix[at - dk..at], work.between);
+            }
             let mut c = 0;
             while c < dk {
                 let m = (dk - c).min(S::LANES);
-                let e = math::exp(s, load(s, &work.sums[at + c..], m));
+                let before = load(s, &work.between[c..], m);
+                let e = math::exp(s, s.add(before, load(s, &work.prefix[at + c..], m)));
                 let q = s.mul(load(s, &work.q[at + c..], m), e);
                 store(s, &mut work.q[at + c..], m, q);
                 store(s, &mut work.rows[at + c..], m, s.mul(load(s, &work.k[at + c..], m), e));
@@ -292,16 +342,11 @@ impl Chunk<'_> {
     #[inline(always)]
     fn write_state<S: Simd>(&mut self, s: S, work: &mut Work<'_>) {
         let (dk, dv, n) = (self.shape.key_dim, self.shape.value_dim, self.rows);
-        let last = &work.sums[(n - 1) * dk..n * dk];
-        for i in 0..n {
-            let at = i * dk;
-            let (key, sums) = (&work.k[at..at + dk], &work.sums[at..at + dk]);
-            decayed(s, key, last, sums, &mut work.columns[at..at + dk]);
-        }
+        self.decay_to_block(s, work, n);
         let mut c = 0;
         while c < dk {
             let m = (dk - c).min(S::LANES);
-            let factor = math::exp(s, load(s, &last[c..], m));
+            let factor = math::exp(s, load(s, &work.between[c..], m));
             for v in 0..dv {
                 let at = v * dk + c;
                 let old = match self.source {
@@ -326,14 +371,29 @@ impl Chunk<'_> {
     }
 }
 
-/// `out = x e^(to - from)`, for `to <= from`.
+/// `out = x e^(sums + more)`.
 #[inline(always)]
-fn decayed<S: Simd>(s: S, x: &[f32], to: &[f32], from: &[f32], out: &mut [f32]) {
+fn decayed<S: Simd>(s: S, x: &[f32], sums: &[f32], more: Option<&[f32]>, out: &mut [f32]) {
     let mut c = 0;
     while c < x.len() {
         let n = (x.len() - c).min(S::LANES);
-        let e = math::exp(s, s.sub(load(s, &to[c..], n), load(s, &from[c..], n)));
-        store(s, &mut out[c..], n, s.mul(load(s, &x[c..], n), e));
+        let mut sum = load(s, &sums[c..], n);
+        if let Some(more) = more {
+            sum = s.add(sum, load(s, &more[c..], n));
+        }
+        store(s, &mut out[c..], n, s.mul(load(s, &x[c..], n), math::exp(s, sum)));
+        c += n;
+    }
+}
+
+/// `to += x`.
+#[inline(always)]
+fn add_row<S: Simd>(s: S, x: &[f32], to: &mut [f32]) {
+    let mut c = 0;
+    while c < x.len() {
+        let n = (x.len() - c).min(S::LANES);
+        let sum = s.add(load(s, &to[c..], n), load(s, &x[c..], n));
+        store(s, &mut to[c..], n, sum);
         c += n;
     }
 }

@@ -32,17 +32,21 @@ pub fn kda(
         (out.count(), out.width()),
         (inputs.qkv.count(), shape.value_heads * shape.value_dim)
     );
+    assert_eq!(inputs.qkv.count(), states.spans.rows());
+    let state_bytes = shape.value_heads * shape.head_state() * size_of::<f32>();
+    states.spans.check_part(states.at, state_bytes);
+    let spans = states.spans.all();
     let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
     let out_stride = out.stride();
     let out = Shards::new(out.data());
     let job = Job { cpu, shape, inputs, parts: states.arena.parts(), at: states.at };
-    cpu.gang.run(states.spans.len() * shape.value_heads, |worker, task| {
-        let span = &states.spans[task / shape.value_heads];
+    cpu.gang.run(spans.len() * shape.value_heads, |worker, task| {
+        let span = &spans[task / shape.value_heads];
         let head = task % shape.value_heads;
         // SAFETY: this is the worker.
         let scratch = unsafe { scratch.of(worker) };
         let head_rows = HeadRows { out, stride: out_stride, head, width: shape.value_dim };
-        let mut snapshots = states.snapshots[span.snapshots.clone()].iter().peekable();
+        let mut snapshots = states.spans.snapshots(span).iter().peekable();
         let mut done = 0;
         while done < span.rows {
             done += job.advance(span, head, done, &head_rows, scratch);

@@ -30,7 +30,7 @@ pub use gate::gate;
 
 use crate::arena::Arena;
 use crate::rows::Rows;
-use crate::span::{Snapshot, Span};
+use crate::span::Spans;
 
 /// Form of the decay gate (MODELS.md section 3, step 5).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -103,10 +103,8 @@ impl Inputs<'_> {
 #[derive(Debug)]
 pub struct States<'a> {
     /// The spans.
-    pub spans: &'a [Span],
-    /// The batch's snapshots, which spans refer to.
-    pub snapshots: &'a [Snapshot],
-    /// Where slots lie. Written slots are pairwise distinct and read by no other span.
+    pub spans: Spans<'a>,
+    /// Where slots lie.
     pub arena: &'a mut Arena,
     /// Byte offset of this layer's state in a slot.
     pub at: usize,

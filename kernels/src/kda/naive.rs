@@ -9,7 +9,7 @@ use crate::span::NO_SLOT;
 pub fn kda(shape: Shape, inputs: Inputs<'_>, states: States<'_>, mut out: RowsMut<'_>) {
     inputs.check(&shape);
     let (dk, dv) = (shape.key_dim, shape.value_dim);
-    for span in states.spans {
+    for span in states.spans.all() {
         for head in 0..shape.value_heads {
             let at = states.at + head * shape.head_state() * size_of::<f32>();
             let mut state = vec![0.0; shape.head_state()];
@@ -20,7 +20,7 @@ pub fn kda(shape: Shape, inputs: Inputs<'_>, states: States<'_>, mut out: RowsMu
                 let row = span.first_row + r;
                 let output = &mut out.row(row)[head * dv..(head + 1) * dv];
                 recurrence(shape, inputs, row, head, &mut state, output);
-                for snapshot in &states.snapshots[span.snapshots.clone()] {
+                for snapshot in states.spans.snapshots(span) {
                     if snapshot.after_rows == r + 1 {
                         let slot = states.arena.f32s_mut(snapshot.slot + at, dk * dv);
                         slot.copy_from_slice(&state);

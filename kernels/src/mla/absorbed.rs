@@ -28,7 +28,7 @@ pub(super) fn attend<E: Element>(
     out: &mut RowsMut<'_>,
 ) {
     let shape = job.shape;
-    row_tasks(job.paged.spans, ROWS, |span| span.absorbed_from..span.rows, tasks);
+    row_tasks(job.paged.spans.all(), ROWS, |span| span.absorbed_from..span.rows, tasks);
     let threads = job.cpu.gang.threads();
     // With many tasks, larger groups; with few, enough groups to give every thread one.
     let wanted = threads.div_ceil(tasks.len().max(1));
@@ -43,7 +43,7 @@ pub(super) fn attend<E: Element>(
         let heads = first..shape.heads.min(first + heads_per_task);
         // SAFETY: this is the worker.
         let scratch = unsafe { scratch.of(worker) };
-        let (span, rows) = (&job.paged.spans[*span], rows.clone());
+        let (span, rows) = (&job.paged.spans.all()[*span], rows.clone());
         job.cpu.isa.run(Task { job, span, rows, heads, scratch, out: shards, stride });
     });
 }

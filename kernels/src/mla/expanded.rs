@@ -27,7 +27,7 @@ pub(super) fn attend<E: Element>(
     out: &mut RowsMut<'_>,
 ) {
     let shape = job.shape;
-    row_tasks(job.paged.spans, ROWS, |span| 0..span.absorbed_from, tasks);
+    row_tasks(job.paged.spans.all(), ROWS, |span| 0..span.absorbed_from, tasks);
     let scratch = scratch.pieces(job.cpu.gang.threads(), scratch_len(shape));
     let stride = out.stride();
     let shards = Shards::new(out.data());
@@ -35,7 +35,7 @@ pub(super) fn attend<E: Element>(
         let (span, rows) = &tasks[task / shape.heads];
         // SAFETY: this is the worker.
         let scratch = unsafe { scratch.of(worker) };
-        let (span, rows, head) = (&job.paged.spans[*span], rows.clone(), task % shape.heads);
+        let (span, rows, head) = (&job.paged.spans.all()[*span], rows.clone(), task % shape.heads);
         job.cpu.isa.run(Task { job, span, rows, head, scratch, out: shards, stride });
     });
 }

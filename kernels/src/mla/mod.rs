@@ -107,6 +107,7 @@ pub fn attend(
     assert_eq!(q.width(), shape.heads * shape.query());
     assert_eq!((up.rows, up.cols), (shape.heads * shape.up(), shape.rank));
     assert_eq!((out.count(), out.width()), (q.count(), shape.heads * shape.value_dim));
+    assert_eq!(q.count(), paged.spans.rows());
     match up.values {
         Values::F32(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
         Values::Bf16(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),

@@ -10,7 +10,7 @@ use crate::span::{BLOCK_LEN, Span};
 
 /// Attends every row of every span.
 pub fn attend(shape: Shape, inputs: Inputs<'_>, paged: Paged<'_>, mut out: RowsMut<'_>) {
-    for span in paged.spans {
+    for span in paged.spans.all() {
         let latents = latents(shape, paged, span);
         for head in 0..shape.heads {
             let (keys, values) = expand(shape, inputs, &latents, head);

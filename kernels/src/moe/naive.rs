@@ -1,5 +1,6 @@
 //! The definitions: a full sort to route, one token and one expert at a time to compute.
 
+use super::route::broken;
 use super::{Choice, ExpertWeights, Router, Score};
 use crate::activation;
 use crate::gemm::naive::gemm;
@@ -14,6 +15,10 @@ pub fn route(router: &Router, logits: Rows<'_>, bias: &[f32], choices: &mut [Cho
             true => scores.iter().zip(bias).map(|(s, b)| s + b).collect(),
             false => scores.clone(),
         };
+        if worth.iter().any(|w| w.is_nan()) {
+            broken(choices);
+            continue;
+        }
         mask_groups(router, &mut worth);
         let mut order: Vec<usize> = (0..router.experts).collect();
         // A stable sort: equal worth stays by ascending id.

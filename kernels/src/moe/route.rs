@@ -52,7 +52,11 @@ pub fn route(
             if router.groups > 1 {
                 mask_groups(router, worth, &mut rest[..router.groups]);
             }
-            choose(router, scores, worth, choices);
+            if worth.iter().any(|w| w.is_nan()) {
+                broken(choices);
+            } else {
+                choose(router, scores, worth, choices);
+            }
         }
     });
 }
@@ -103,8 +107,15 @@ fn choose(router: &Router, scores: &[f32], worth: &mut [f32], choices: &mut [Cho
     choices.iter_mut().for_each(|choice| choice.weight *= factor);
 }
 
-/// Index of the largest value, the lowest of equals. Values already taken are minus infinity, and
-/// there are always fewer of them than values.
+/// Where a score is not a number there is no choice: the first experts, and weights that make the
+/// row's logits not a number, so that its request fails instead of going on with another text.
+pub(super) fn broken(choices: &mut [Choice]) {
+    for (expert, choice) in choices.iter_mut().enumerate() {
+        *choice = Choice { expert: expert as u32, weight: f32::NAN };
+    }
+}
+
+/// Index of the largest value, the lowest of equals.
 fn best(worth: &[f32]) -> usize {
     let mut best = 0;
     for (i, w) in worth.iter().enumerate() {
