@@ -8,8 +8,8 @@ use super::config::ConfigFault;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GenerationDefaults {
     /// Tokens that end a turn, by the model's files: those of `generation_config.json` if it names
-    /// any, else those of `config.json`. The engine adds the tokenizer's end of sequence. Empty when
-    /// both say null: generation then ends at its limit.
+    /// any, else those of `config.json`; the engine adds the tokenizer's end of sequence. Empty
+    /// when both say null: generation then ends at its limit.
     pub stop_tokens: Vec<u32>,
     /// Token that begins a text, by the same rule.
     pub bos_token: Option<u32>,
