@@ -43,7 +43,7 @@ fn stored(rig: &Rig, sequence: usize, len: usize) -> (Vec<u32>, Vec<u32>) {
     use deltapool::models::layout::LayerLayout;
     use deltapool::models::spec::Mixer;
     let model = rig.executor.model();
-    let slot = bits(&rig.slot(rig.sequences[sequence].state().slot()));
+    let slot = bits(&rig.slot(rig.sequences[sequence].state().expect("it runs").slot()));
     let mut rows = Vec::new();
     for (layer, place) in model.spec().layers.iter().zip(&model.layout().layers) {
         let LayerLayout::Attention { rows: at } = place else { continue };
@@ -228,7 +228,11 @@ fn snapshots_hold_the_bytes_of_a_shorter_run_and_resume_it() {
         assert!(own.slot == slot && own.logits[0] == prefix, "a prompt of {position} tokens");
         // Resume: the blocks up to the position and the snapshot are shared; the slot is read where
         // it lies and a fresh one written.
-        let table = rig.sequences[whole].state().table().share_first(&mut rig.pool, i + 1);
+        let table = rig.sequences[whole]
+            .state()
+            .expect("it runs")
+            .table()
+            .share_first(&mut rig.pool, i + 1);
         let kept = bits(&rig.slot(&snapshot));
         let shared = rig.pool.share(&snapshot);
         let resumed = rig.add_with(&tokens, SequenceState::from_parts(table, shared, position));
@@ -271,7 +275,7 @@ fn eight_sequences_in_one_batch_keep_the_bits_of_each_alone() {
             let tables: Vec<Vec<usize>> = rig
                 .sequences
                 .iter()
-                .map(|s| s.state().table().ids().map(|id| id.index()).collect())
+                .map(|s| s.state().expect("it runs").table().ids().map(|id| id.index()).collect())
                 .collect();
             let scattered = |t: &&Vec<usize>| t.windows(2).any(|pair| pair[1] != pair[0] + 1);
             assert!(tables.iter().filter(scattered).count() >= 3, "tables are not contiguous");

@@ -134,7 +134,7 @@ fn check_probabilities(what: &str, logits: &[f32], prompt: &[u32], nll: &[f32]) 
 /// and `[channels][3]` there.
 fn check_states(what: &str, rig: &Rig, files: &ModelFiles, golden: &Tensors) {
     let layout = rig.executor.model().layout().clone();
-    let slot = rig.slot(rig.sequences[0].state().slot());
+    let slot = rig.slot(rig.sequences[0].state().expect("it runs").slot());
     for (i, layer) in files.spec.layers.iter().enumerate() {
         let what = format!("{what}, layer {i}");
         match (&layer.mixer, layout.layers[i]) {

@@ -72,6 +72,34 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), len) }
     }
 
+    /// Copies `len` bytes from `source` to `target`; the two may overlap.
+    ///
+    /// # Panics
+    /// When either leaves the arena.
+    pub fn copy_within(&mut self, source: usize, target: usize, len: usize) {
+        assert!(source.max(target).checked_add(len).is_some_and(|end| end <= self.bytes));
+        // SAFETY: both ends are in bounds by the assertion; `copy` allows overlap.
+        unsafe {
+            let start = self.start.as_ptr();
+            std::ptr::copy(start.add(source), start.add(target), len);
+        }
+    }
+
+    /// Copies `len` bytes at `source` of another arena to `target`.
+    ///
+    /// # Panics
+    /// When they leave either arena.
+    pub fn copy_from(&mut self, target: usize, other: &Arena, source: usize, len: usize) {
+        assert!(target.checked_add(len).is_some_and(|end| end <= self.bytes));
+        assert!(source.checked_add(len).is_some_and(|end| end <= other.bytes));
+        // SAFETY: both ends are in bounds by the assertions, and `&mut self` keeps the two arenas
+        // apart.
+        unsafe {
+            let (from, to) = (other.start.as_ptr().add(source), self.start.as_ptr().add(target));
+            std::ptr::copy_nonoverlapping(from, to, len);
+        }
+    }
+
     /// Access for the tasks of a job, which write disjoint parts.
     pub fn parts(&mut self) -> ArenaParts<'_> {
         ArenaParts { start: self.start.as_ptr(), bytes: self.bytes, arena: PhantomData }

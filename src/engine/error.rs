@@ -5,7 +5,6 @@ use std::io;
 use kernels::ArenaError;
 use state_pool::{LayoutError, PoolError};
 
-use super::sampler::SampleError;
 use crate::config::InvalidLimit;
 use crate::request::InvalidParam;
 use crate::text::TextError;
@@ -55,12 +54,12 @@ pub enum EngineError {
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The model's logits are broken.
-    #[error("token {position}: {source}")]
+    #[error("token {position}: {reason}")]
     Sample {
         /// Position of the token that could not be drawn.
         position: usize,
         /// What is broken.
-        source: SampleError,
+        reason: String,
     },
     /// Stop strings or tokenizer.
     #[error(transparent)]

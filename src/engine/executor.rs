@@ -4,48 +4,56 @@ use std::time::Instant;
 
 use kernels::{Arena, ArenaError, Cpu};
 
-use super::sampler::{Draw, SampleError, Sampler};
+use super::lower::Job;
+use super::sampler::{Draw, Sampler};
 use crate::models::decoder::Observer;
 use crate::models::{Batch, Model, Workspace};
-use crate::scheduler::{SampledToken, SequenceId, StepReport};
+use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport};
 
-/// Runs batches.
+/// Runs batches and transfers.
 pub trait Executor {
-    /// Runs `batch` and draws a token from each row of its logits: draw `i` belongs to row `i`.
-    ///
-    /// # Errors
-    /// When a draw is impossible: the model's logits are broken.
-    fn step(
-        &mut self,
-        batch: &Batch,
-        draws: &[(SequenceId, Draw<'_>)],
-    ) -> Result<StepReport, SampleError>;
+    /// Starts `jobs`, runs `batch`, and makes `draws` from its logits. A transfer may be reported
+    /// in a later step than the one that started it.
+    fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport;
 }
 
-/// Runs batches on the CPU. Owns the model and the device arena.
+/// A draw from a row of a batch's logits.
+#[derive(Debug, Clone, Copy)]
+pub struct PlannedDraw<'a> {
+    /// Who draws.
+    pub sequence: SequenceId,
+    /// The row of logits; several may draw from one.
+    pub row: usize,
+    /// What the draw depends on besides.
+    pub draw: Draw<'a>,
+}
+
+/// Runs batches on the CPU. Owns the model and the arenas of both tiers; a transfer is a copy
+/// between them, done before the step computes.
 #[derive(Debug)]
 pub struct CpuExecutor {
     cpu: Cpu,
     model: Model,
     arena: Arena,
+    host: Arena,
     work: Workspace,
     sampler: Sampler,
 }
 
 impl CpuExecutor {
-    /// An executor with an arena of `arena_bytes` for batches of up to `most_rows` rows.
+    /// An executor with arenas of so many bytes for batches of up to `most_rows` rows.
     ///
     /// # Errors
-    /// When the system refuses the arena.
+    /// When the system refuses an arena.
     pub fn new(
         cpu: Cpu,
         model: Model,
-        arena_bytes: usize,
+        (device_bytes, host_bytes): (usize, usize),
         most_rows: usize,
     ) -> Result<CpuExecutor, ArenaError> {
         let work = Workspace::new(model.spec(), most_rows, cpu.gang.threads());
-        let arena = Arena::new(arena_bytes)?;
-        Ok(CpuExecutor { cpu, model, arena, work, sampler: Sampler::new() })
+        let (arena, host) = (Arena::new(device_bytes)?, Arena::new(host_bytes)?);
+        Ok(CpuExecutor { cpu, model, arena, host, work, sampler: Sampler::new() })
     }
 
     /// The model it runs.
@@ -75,22 +83,37 @@ impl CpuExecutor {
 }
 
 impl Executor for CpuExecutor {
-    fn step(
-        &mut self,
-        batch: &Batch,
-        draws: &[(SequenceId, Draw<'_>)],
-    ) -> Result<StepReport, SampleError> {
+    fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport {
         let start = Instant::now();
-        let vocab = self.model.spec().vocab_size;
-        let logits =
-            self.model.forward(&self.cpu, batch, &mut self.arena, &mut self.work, &mut |_, _| {});
-        assert_eq!(logits.len(), draws.len() * vocab, "one draw per row of logits");
-        let mut sampled = Vec::with_capacity(draws.len());
-        for (logits, (sequence, draw)) in logits.chunks_exact(vocab).zip(draws) {
-            let drawn = self.sampler.draw(logits, draw)?;
-            let (id, logprobs) = (drawn.id, drawn.logprobs);
-            sampled.push(SampledToken { sequence: *sequence, id, logprobs });
+        let mut report = StepReport::default();
+        for job in jobs {
+            for piece in &job.pieces {
+                match job.direction {
+                    Direction::Out => {
+                        self.host.copy_from(piece.target, &self.arena, piece.source, piece.bytes);
+                    }
+                    Direction::In => {
+                        self.arena.copy_from(piece.target, &self.host, piece.source, piece.bytes);
+                    }
+                }
+            }
+            report.finished.push(job.id);
         }
-        Ok(StepReport { sampled, duration: start.elapsed() })
+        if batch.rows() > 0 {
+            let (cpu, arena, work) = (&self.cpu, &mut self.arena, &mut self.work);
+            let logits = self.model.forward(cpu, batch, arena, work, &mut |_, _| {});
+            let vocab = self.model.spec().vocab_size;
+            for planned in draws {
+                let logits = &logits[planned.row * vocab..(planned.row + 1) * vocab];
+                let (drawn, logprobs) = match self.sampler.draw(logits, &planned.draw) {
+                    Ok(sampled) => (Ok(sampled.id), sampled.logprobs),
+                    Err(error) => (Err(error.to_string()), None),
+                };
+                let sequence = planned.sequence;
+                report.sampled.push(SampledToken { sequence, drawn, logprobs });
+            }
+        }
+        report.duration = start.elapsed();
+        report
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::executor::Executor;
+use super::executor::{Executor, PlannedDraw};
 use super::lower::lower;
 use super::sampler::Draw;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, FITS};
 use crate::request::{Event, FinishReason, Logprobs, Request, StopCause};
 use crate::scheduler::{Sequence, StepPlan, TokenBudget};
 use crate::text::{Detokenizer, StopMatcher};
@@ -84,10 +84,11 @@ impl<'e> Generation<'e> {
             }
             let sequence = self.sequence.as_mut().expect("asked only while the answer runs");
             let engine = &mut *self.engine;
-            let mut budget = TokenBudget::new(engine.config.max_num_batched_tokens);
+            let mut budget = TokenBudget::new(engine.config.max_num_batched_tokens, 0);
             let grid = engine.executor.model().spec().grid();
             let mut plan = StepPlan::default();
-            plan.add(sequence, &mut engine.pool, &mut budget, grid)?;
+            let planned = plan.add(sequence, &mut engine.pool, &mut budget, grid);
+            planned.expect(FITS);
             let batch = lower(&plan, |_| sequence, engine.pool.layout());
             let draw = Draw {
                 params: &self.request.sampling,
@@ -96,14 +97,15 @@ impl<'e> Generation<'e> {
                 tokens: sequence.tokens(),
                 prompt_len: sequence.prompt_len(),
             };
-            let draws = [(sequence.id(), draw)];
+            let draws = [PlannedDraw { sequence: sequence.id(), row: 0, draw }];
             let position = sequence.tokens().len();
-            let report = engine.executor.step(&batch, &draws[..batch.logits.len()]);
-            let report = report.map_err(|source| EngineError::Sample { position, source })?;
+            let draws = &draws[..batch.logits.len()];
+            let report = engine.executor.step(&batch, Vec::new(), draws);
             plan.spans.iter().for_each(|span| sequence.advance(span.rows));
             plan.retire(&mut engine.pool);
             if let Some(token) = report.sampled.into_iter().next() {
-                return Ok((token.id, token.logprobs));
+                let reason = |reason| EngineError::Sample { position, reason };
+                return Ok((token.drawn.map_err(reason)?, token.logprobs));
             }
         }
     }

@@ -1,14 +1,38 @@
-//! From a plan to a batch: the last place that knows sequences.
+//! From a plan to a batch and its copies: the last place that knows sequences.
 
 use kernels::{BLOCK_LEN, NO_SLOT, Snapshot, Span};
 use state_pool::{PoolLayout, SlotId};
 
-use crate::models::{Batch, LogitSource};
-use crate::scheduler::{Form, PlannedSpan, Sequence, SequenceId, StepPlan, Wanted};
+use crate::models::{Batch, BlockMove, LogitSource};
+use crate::scheduler::{
+    Direction, Form, PlannedSpan, Sequence, SequenceId, StepPlan, Transfer, TransferId, Wanted,
+};
 
 const _: () = assert!(BLOCK_LEN == state_pool::BLOCK_LEN, "one block length");
 
-/// The plan as row numbers and byte offsets; `sequence` finds a planned sequence.
+/// A transfer as pieces of bytes, from one arena to the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// The transfer.
+    pub id: TransferId,
+    /// Which way.
+    pub direction: Direction,
+    /// Its pieces.
+    pub pieces: Vec<Piece>,
+}
+
+/// Bytes copied from one arena to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset in the arena that is read.
+    pub source: usize,
+    /// Offset in the arena that is written.
+    pub target: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// The plan's spans as row numbers and byte offsets; `sequence` finds a planned sequence.
 ///
 /// # Panics
 /// When the plan breaks a rule of [`Batch::check`], or a span leaves its sequence's blocks.
@@ -18,6 +42,10 @@ pub fn lower<'a>(
     layout: &PoolLayout,
 ) -> Batch {
     let mut batch = Batch::default();
+    batch.copies.extend(plan.copies.iter().map(|copy| BlockMove {
+        source: layout.block_offset(copy.source),
+        target: layout.block_offset(copy.target),
+    }));
     for span in &plan.spans {
         add_span(&mut batch, span, sequence(span.sequence), layout);
     }
@@ -25,13 +53,37 @@ pub fn lower<'a>(
     batch
 }
 
+/// The plan's transfers between an arena of layout `device` and one of layout `host`.
+pub fn lower_transfers(plan: &StepPlan, device: &PoolLayout, host: &PoolLayout) -> Vec<Job> {
+    plan.transfers.iter().map(|transfer| lower_transfer(transfer, device, host)).collect()
+}
+
+fn lower_transfer(transfer: &Transfer, device: &PoolLayout, host: &PoolLayout) -> Job {
+    let (from, to) = match transfer.direction {
+        Direction::Out => (device, host),
+        Direction::In => (host, device),
+    };
+    let blocks = transfer.blocks.iter().map(|(source, target)| Piece {
+        source: from.block_offset(*source),
+        target: to.block_offset(*target),
+        bytes: device.block_bytes,
+    });
+    let slot = (device.slot_bytes > 0).then(|| Piece {
+        source: from.slot_offset(transfer.slot.0),
+        target: to.slot_offset(transfer.slot.1),
+        bytes: device.slot_bytes,
+    });
+    let pieces = slot.into_iter().chain(blocks).collect();
+    Job { id: transfer.id, direction: transfer.direction, pieces }
+}
+
 fn add_span(batch: &mut Batch, span: &PlannedSpan, sequence: &Sequence, layout: &PoolLayout) {
     let (start, end) = (span.start, span.start + span.rows);
     let first_row = batch.rows();
     batch.tokens.extend_from_slice(&sequence.tokens()[start..end]);
     let table = batch.tables.len()..batch.tables.len() + end.div_ceil(BLOCK_LEN);
-    let blocks = sequence.state().table().ids().take(table.len());
-    batch.tables.extend(blocks.map(|id| layout.block_offset(id)));
+    let state = sequence.state().expect("a planned sequence is on the device");
+    batch.tables.extend(state.table().ids().take(table.len()).map(|id| layout.block_offset(id)));
     assert_eq!(batch.tables.len(), table.end, "a span leaves its blocks");
     let snapshots = batch.snapshots.len()..batch.snapshots.len() + span.snapshots.len();
     batch.snapshots.extend(span.snapshots.iter().map(|(after_rows, slot)| Snapshot {
@@ -42,7 +94,7 @@ fn add_span(batch: &mut Batch, span: &PlannedSpan, sequence: &Sequence, layout: 
         Wanted::None => {}
         Wanted::Last => batch.logits.push(LogitSource::Row(first_row + span.rows - 1)),
         Wanted::All => {
-            batch.logits.extend((first_row..first_row + span.rows).map(LogitSource::Row))
+            batch.logits.extend((first_row..first_row + span.rows).map(LogitSource::Row));
         }
     }
     batch.spans.push(Span {

@@ -32,6 +32,9 @@ use crate::request::Request;
 use crate::scheduler::{Sequence, SequenceId};
 use crate::text::Tokenizer;
 
+/// Why a plan for one sequence always finds its units.
+const FITS: &str = "the pool was made for this sequence";
+
 /// Runs a model.
 pub struct Engine {
     executor: CpuExecutor,
@@ -70,7 +73,7 @@ impl Engine {
         let cpu = Cpu::new(isa, config.threads).map_err(EngineError::Threads)?;
         // What is made below cannot fail half-way: the system is asked for all of it first.
         drop(Arena::new(needed)?);
-        let executor = CpuExecutor::new(cpu, model, bytes, rows)?;
+        let executor = CpuExecutor::new(cpu, model, (bytes, 0), rows)?;
         add_tokenizers_eos(&mut defaults, tokenizer.as_deref());
         Ok(Engine {
             executor,
@@ -122,7 +125,7 @@ impl Engine {
     fn begin(&mut self, prompt: Vec<u32>) -> Result<Sequence, EngineError> {
         let state = SequenceState::allocate(&mut self.pool, 0)?;
         self.next_id += 1;
-        Ok(Sequence::new(SequenceId(self.next_id), prompt, state))
+        Ok(Sequence::on_device(SequenceId(self.next_id), prompt, state))
     }
 }
 

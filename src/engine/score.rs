@@ -1,8 +1,8 @@
 //! Probabilities of given tokens.
 
 use super::lower::lower;
-use super::sampler::refuse_broken;
-use super::{Engine, EngineError};
+use super::sampler::{SampleError, refuse_broken};
+use super::{Engine, EngineError, FITS};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::request::InvalidParam;
 use crate::scheduler::{Sequence, StepPlan, TokenBudget, Wanted};
@@ -56,8 +56,8 @@ impl Engine {
                 return Err(EngineError::Cancelled);
             }
             let mut plan = StepPlan::default();
-            let mut budget = TokenBudget::new(LEAST_MAX_NUM_BATCHED_TOKENS);
-            plan.add(sequence, &mut self.pool, &mut budget, grid)?;
+            let mut budget = TokenBudget::new(LEAST_MAX_NUM_BATCHED_TOKENS, 0);
+            plan.add(sequence, &mut self.pool, &mut budget, grid).expect(FITS);
             plan.spans.iter_mut().for_each(|span| span.wanted = Wanted::All);
             let batch = lower(&plan, |_| sequence, self.pool.layout());
             let logits = self.executor.forward(&batch);
@@ -65,8 +65,7 @@ impl Engine {
             let rows = logits.chunks_exact(vocab).zip(next);
             let start = sequence.computed();
             for (i, (logits, token)) in rows.enumerate() {
-                refuse_broken(logits)
-                    .map_err(|source| EngineError::Sample { position: start + i + 1, source })?;
+                refuse_broken(logits).map_err(|error| broken(start + i + 1, error))?;
                 logprobs.push(logprob(logits, *token));
             }
             plan.spans.iter().for_each(|span| sequence.advance(span.rows));
@@ -75,6 +74,10 @@ impl Engine {
         }
         Ok(logprobs)
     }
+}
+
+fn broken(position: usize, error: SampleError) -> EngineError {
+    EngineError::Sample { position, reason: error.to_string() }
 }
 
 /// Natural-log probability of `token`: its logit less the logarithm of the sum of exponentials.

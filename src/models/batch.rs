@@ -1,10 +1,14 @@
 //! A step as flat arrays for kernels: nothing here knows a request or a sequence.
 
+use std::collections::HashSet;
+
 use kernels::{Snapshot, Span, Spans};
 
 /// The rows of one step and where their memory lies, in byte offsets of the device arena.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// Blocks that are copied inside the arena before anything is computed.
+    pub copies: Vec<BlockMove>,
     /// Token of each row.
     pub tokens: Vec<u32>,
     /// Spans, in order of their rows; together they cover all rows.
@@ -15,6 +19,15 @@ pub struct Batch {
     pub snapshots: Vec<Snapshot>,
     /// Whose logits are wanted, in the order they come out.
     pub logits: Vec<LogitSource>,
+}
+
+/// A block copied inside the arena, by the offsets of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockMove {
+    /// What is read.
+    pub source: usize,
+    /// What is written.
+    pub target: usize,
 }
 
 /// A hidden row that logits are computed from.
@@ -45,6 +58,9 @@ impl Batch {
     /// `lower` has a fault.
     pub fn check(&self, slot_bytes: usize) -> Spans<'_> {
         let spans = Spans::new(&self.spans, &self.snapshots, self.rows(), slot_bytes);
+        let targets: HashSet<usize> = self.copies.iter().map(|copy| copy.target).collect();
+        assert_eq!(targets.len(), self.copies.len(), "a block is copied to twice");
+        assert!(self.copies.iter().all(|copy| !targets.contains(&copy.source)));
         for source in &self.logits {
             match source {
                 LogitSource::Row(row) => assert!(*row < self.rows()),

@@ -108,6 +108,9 @@ impl Model {
         observe: Observer<'_>,
     ) -> &'w [f32] {
         let spans = batch.check(self.layout.slot_bytes);
+        for copy in &batch.copies {
+            arena.copy_within(copy.source, copy.target, self.layout.block_bytes);
+        }
         work.begin(batch, &self.spec);
         self.embed(batch, work);
         let width = self.spec.hidden;

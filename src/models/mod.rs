@@ -18,7 +18,7 @@ mod qwen3;
 pub mod spec;
 mod workspace;
 
-pub use batch::{Batch, LogitSource};
+pub use batch::{Batch, BlockMove, LogitSource};
 pub use config::ConfigFault;
 pub use decoder::Model;
 pub use family::{FAMILIES, Family};

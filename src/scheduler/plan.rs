@@ -1,14 +1,11 @@
 //! The plan of a step and the report on it: plain data.
 //!
-//! ```text
-//! StepPlan::add(sequence)  takes units and tokens of the budget, writes a span
-//! lower(plan)              turns spans into row numbers and byte offsets
-//! StepPlan::retire(pool)    at commit: what the step was the last to read goes back
-//! ```
+//! The plan names units by id; the handles behind them stay with their sequences, or with the plan
+//! when this step is the last to read them.
 
 use std::time::Duration;
 
-use state_pool::{PoolError, SlotHandle, SlotId, StatePool};
+use state_pool::{BLOCK_LEN, BlockHandle, BlockId, SequenceState, SlotHandle, SlotId, StatePool};
 
 use super::sequence::{Sequence, SequenceId};
 use crate::request::Logprobs;
@@ -37,17 +34,30 @@ pub enum Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
     left: usize,
+    /// The first prompt span may always take this many.
+    floor: usize,
 }
 
 impl TokenBudget {
-    /// A budget of `tokens`.
-    pub fn new(tokens: usize) -> TokenBudget {
-        TokenBudget { left: tokens }
+    /// A budget of `tokens`, of which the first prompt span may always take `floor`.
+    pub fn new(tokens: usize, floor: usize) -> TokenBudget {
+        TokenBudget { left: tokens, floor }
     }
 
-    /// Tokens left.
-    pub fn left(self) -> usize {
-        self.left
+    /// Tokens that a span of `form` may take.
+    pub fn for_form(self, form: Form) -> usize {
+        match form {
+            Form::Step => self.left,
+            Form::Chunk => self.left.max(self.floor),
+        }
+    }
+
+    /// Takes the rows of a span.
+    pub fn take(&mut self, form: Form, rows: usize) {
+        self.left = self.left.saturating_sub(rows);
+        if form == Form::Chunk {
+            self.floor = 0;
+        }
     }
 }
 
@@ -70,53 +80,100 @@ pub struct PlannedSpan {
     pub snapshots: Vec<(usize, SlotId)>,
     /// Whose logits are asked for.
     pub wanted: Wanted,
+    /// Who draws a token from the last row's logits: the sequence, then its forks.
+    pub draws: Vec<SequenceId>,
 }
 
-/// What one step computes. Owns the handles it retires.
+/// A block copied inside the device tier before the spans of its plan: a shared tail that is about
+/// to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block that is read.
+    pub source: BlockId,
+    /// The block that is written.
+    pub target: BlockId,
+}
+
+/// A transfer's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(pub u64);
+
+/// Which way a transfer goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From the device to the host.
+    Out,
+    /// From the host to the device.
+    In,
+}
+
+/// All units of a sequence copied between the device and the host. It may take several steps; its
+/// handles belong to the list of transfers in flight until it is reported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// Its name.
+    pub id: TransferId,
+    /// Which way.
+    pub direction: Direction,
+    /// Blocks: source in one tier, target in the other.
+    pub blocks: Vec<(BlockId, BlockId)>,
+    /// The slot.
+    pub slot: (SlotId, SlotId),
+}
+
+/// What one step does. Owns the handles it retires.
 #[derive(Debug, Default)]
 pub struct StepPlan {
+    /// Copies inside the device tier, done before the spans.
+    pub copies: Vec<BlockCopy>,
     /// The spans, in order of their rows.
     pub spans: Vec<PlannedSpan>,
-    /// Handles of slots that are still read in this step; released at commit.
-    retired: Vec<SlotHandle>,
+    /// Transfers that start in this step.
+    pub transfers: Vec<Transfer>,
+    retired_slots: Vec<SlotHandle>,
+    retired_blocks: Vec<BlockHandle>,
 }
 
 impl StepPlan {
-    /// Plans the next span of `sequence` within `budget`, or nothing when the budget is too small
-    /// for one. `grid` is the model's: where a prompt span may end. The first prompt span of a
-    /// step may always take one cell, beyond its budget if need be.
+    /// Whether the step has nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty() && self.transfers.is_empty()
+    }
+
+    /// Plans the next span of a sequence on the device within `budget`, taking the units it needs;
+    /// returns its rows, 0 when the budget holds none. `grid` is the model's: where prompt spans
+    /// may end.
+    ///
+    /// A slot that is shared is read where it is and a fresh one written; a shared block that is
+    /// about to be written is replaced by a fresh one, and copied if it holds computed rows. The
+    /// old handles are retired by this plan.
     ///
     /// # Errors
     /// When the pool lacks a unit; then nothing is taken and nothing planned.
     ///
     /// # Panics
-    /// When the sequence has nothing to compute.
+    /// When the sequence is not on the device or has nothing to compute.
     pub fn add(
         &mut self,
         sequence: &mut Sequence,
         pool: &mut StatePool,
         budget: &mut TokenBudget,
         grid: usize,
-    ) -> Result<(), PoolError> {
-        let in_prompt = sequence.computed() < sequence.prompt_len();
-        let floor = if self.spans.is_empty() && in_prompt { grid } else { 0 };
-        let Some((form, rows)) = sequence.next_span(budget.left.max(floor), grid) else {
-            return Ok(());
-        };
-        let id = sequence.id();
+    ) -> Result<usize, Lack> {
+        let form = sequence.next_form();
+        let rows = sequence.next_rows(budget.for_form(form), grid);
+        if rows == 0 {
+            return Ok(0);
+        }
         let last = sequence.computed() + rows == sequence.tokens().len();
-        let state = sequence.state_mut();
-        let start = state.len();
-        let (blocks, sole) = (state.missing_blocks(start + rows), state.is_slot_sole(pool));
-        if !pool.fits(blocks, usize::from(!sole)) {
-            return Err(no_room(pool, blocks, usize::from(!sole)));
+        let mut draws = Vec::new();
+        if last {
+            draws.push(sequence.id());
+            draws.extend_from_slice(&sequence.forks);
         }
-        state.grow(pool, start + rows)?;
-        assert_eq!(state.shared_blocks_to_write(pool, start + rows).next(), None);
-        let old = state.slot().id();
-        if !sole {
-            self.retired.push(state.renew_slot(pool)?);
-        }
+        let (id, state) = (sequence.id(), sequence.state_mut());
+        let (start, old) = (state.len(), state.slot().id());
+        self.take_units(state, pool, start + rows)?;
         self.spans.push(PlannedSpan {
             sequence: id,
             start,
@@ -126,22 +183,61 @@ impl StepPlan {
             write: state.slot().id(),
             snapshots: Vec::new(),
             wanted: if last { Wanted::Last } else { Wanted::None },
+            draws,
         });
-        budget.left = budget.left.saturating_sub(rows);
+        budget.take(form, rows);
+        Ok(rows)
+    }
+
+    /// Everything that `state` needs to be computed up to `end`, or nothing.
+    fn take_units(
+        &mut self,
+        state: &mut SequenceState,
+        pool: &mut StatePool,
+        end: usize,
+    ) -> Result<(), Lack> {
+        let shared: Vec<usize> = state.shared_blocks_to_write(pool, end).collect();
+        let fork = !state.is_slot_sole(pool);
+        let blocks = state.missing_blocks(end) + shared.len();
+        if !pool.fits(blocks, usize::from(fork)) {
+            return Err(Lack { blocks, slots: usize::from(fork), fork });
+        }
+        const FITS: &str = "the pool was asked for all of it";
+        state.grow(pool, end).expect(FITS);
+        for index in shared {
+            let old = state.renew_block(pool, index).expect(FITS);
+            if index * BLOCK_LEN < state.len() {
+                let target = state.table().as_slice()[index].id();
+                self.copies.push(BlockCopy { source: old.id(), target });
+            }
+            self.retired_blocks.push(old);
+        }
+        if fork {
+            self.retired_slots.push(state.renew_slot(pool).expect(FITS));
+        }
         Ok(())
     }
 
-    /// Releases what the step was the last to read. The caller has advanced its sequences.
+    /// Releases what the step was the last to read: part of commit.
     pub fn retire(self, pool: &mut StatePool) {
-        for handle in self.retired {
+        for handle in self.retired_slots {
+            pool.release(handle);
+        }
+        for handle in self.retired_blocks {
             pool.release(handle);
         }
     }
 }
 
-fn no_room(pool: &StatePool, blocks: usize, slots: usize) -> PoolError {
-    let (free_blocks, free_slots) = (pool.free_blocks(), pool.free_slots());
-    PoolError::NoRoom { tier: pool.tier(), blocks, slots, free_blocks, free_slots }
+/// What a sequence lacks for its next span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lack {
+    /// Blocks it needs and the pool may not have.
+    pub blocks: usize,
+    /// Slots it needs and the pool may not have.
+    pub slots: usize,
+    /// It is a fork's first step, which needs a slot of its own.
+    pub fork: bool,
 }
 
 /// A token that was drawn.
@@ -149,17 +245,21 @@ fn no_room(pool: &StatePool, blocks: usize, slots: usize) -> PoolError {
 pub struct SampledToken {
     /// The sequence it continues.
     pub sequence: SequenceId,
-    /// The token.
-    pub id: u32,
-    /// Its logprob and alternatives, where asked for.
+    /// The token, or why none could be drawn.
+    pub drawn: Result<u32, String>,
+    /// The token's logprob and alternatives, where asked for.
     pub logprobs: Option<Logprobs>,
 }
 
 /// What became of a plan.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepReport {
     /// The drawn tokens, in the order of the draws.
     pub sampled: Vec<SampledToken>,
+    /// Transfers that are done.
+    pub finished: Vec<TransferId>,
+    /// Transfers that failed; their targets hold nothing of use.
+    pub failed: Vec<TransferId>,
     /// Duration of the step.
     pub duration: Duration,
 }

@@ -1,31 +1,105 @@
-//! One stream of tokens and how much of it is computed.
+//! One stream of tokens, how much of it is computed, and where its state is.
 
 use state_pool::{SequenceState, StatePool};
 
 use super::plan::Form;
 
-/// A sequence's name within an engine.
+/// A sequence's name within an engine; a later submit has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
+
+/// Where the state of a sequence is.
+///
+/// ```text
+///            admit                    park                 transfer done
+/// Waiting ----------> Device ----------------> Leaving ----------------> Host
+///    ^  ^               | ^                       |                       |
+///    |  |  recompute    | |      transfer done    | failed: back          | return
+///    |  +---------------+ +---- Returning <-------+-----------------------+
+///    |                             |  failed three times: computed again
+///    +-----------------------------+
+/// ```
+#[derive(Debug)]
+pub enum Place {
+    /// Nowhere: nothing is computed.
+    Waiting,
+    /// Nowhere, until the sequence it is a fork of has computed the prompt.
+    Forking,
+    /// On the device: it runs.
+    Device(SequenceState),
+    /// On the device, being copied to the host.
+    Leaving {
+        /// What is read.
+        device: SequenceState,
+        /// What is written.
+        host: SequenceState,
+    },
+    /// On the host: it is parked.
+    Host(SequenceState),
+    /// On the host, being copied to the device.
+    Returning {
+        /// What is read.
+        host: SequenceState,
+        /// What is written.
+        device: SequenceState,
+    },
+}
 
 /// One stream of tokens: the prompt, then what was generated. Its tokens are the ground state; the
 /// units it holds are derived from them.
 #[derive(Debug)]
 pub struct Sequence {
-    id: SequenceId,
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    state: SequenceState,
+    pub(super) id: SequenceId,
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt_len: usize,
+    /// Lower is served first.
+    pub(super) priority: i32,
+    pub(super) place: Place,
+    /// Sequences that draw their first token when this one has computed the prompt.
+    pub(super) forks: Vec<SequenceId>,
+    /// To be dropped as soon as no transfer holds its units.
+    pub(super) cancelled: bool,
+    /// Length at which it last came back from the host, and how often that failed since.
+    pub(super) returned_at: Option<usize>,
+    pub(super) failed_returns: u32,
+    pub(super) counters: Counters,
+}
+
+/// What preemption cost a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Times it was pushed out.
+    pub preemptions: u64,
+    /// Bytes it was copied between tiers.
+    pub swapped_bytes: u64,
+    /// Tokens computed again after a preemption.
+    pub recomputed_tokens: u64,
 }
 
 impl Sequence {
-    /// A sequence of the tokens of `prompt`, of which `state` has computed the first.
+    /// A sequence of the tokens of `prompt`, of which `state` on the device has computed the first:
+    /// for an engine that runs one at a time.
     ///
     /// # Panics
     /// When the state has computed more than the prompt.
-    pub fn new(id: SequenceId, prompt: Vec<u32>, state: SequenceState) -> Sequence {
+    pub fn on_device(id: SequenceId, prompt: Vec<u32>, state: SequenceState) -> Sequence {
         assert!(state.len() <= prompt.len(), "a state ahead of its prompt");
-        Sequence { id, prompt_len: prompt.len(), tokens: prompt, state }
+        Sequence::new(id, prompt, 0, Place::Device(state))
+    }
+
+    pub(super) fn new(id: SequenceId, prompt: Vec<u32>, priority: i32, place: Place) -> Sequence {
+        Sequence {
+            id,
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            priority,
+            place,
+            forks: Vec::new(),
+            cancelled: false,
+            returned_at: None,
+            failed_returns: 0,
+            counters: Counters::default(),
+        }
     }
 
     /// Its name.
@@ -43,57 +117,82 @@ impl Sequence {
         self.prompt_len
     }
 
-    /// How many of them are computed.
+    /// Where its state is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What preemption cost it.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// How many tokens are computed.
     pub fn computed(&self) -> usize {
-        self.state.len()
-    }
-
-    /// What it holds.
-    pub fn state(&self) -> &SequenceState {
-        &self.state
-    }
-
-    pub(super) fn state_mut(&mut self) -> &mut SequenceState {
-        &mut self.state
-    }
-
-    /// Form and length of the next span of at most `budget` tokens: a prompt span ends on the grid
-    /// or with the prompt, so it may be none at all.
-    ///
-    /// # Panics
-    /// When every token is computed.
-    pub fn next_span(&self, budget: usize, grid: usize) -> Option<(Form, usize)> {
-        let start = self.computed();
-        assert!(start < self.tokens.len(), "nothing left to compute");
-        if start >= self.prompt_len {
-            let rows = budget.min(self.tokens.len() - start);
-            return (rows > 0).then_some((Form::Step, rows));
+        match &self.place {
+            Place::Waiting | Place::Forking => 0,
+            Place::Device(state) | Place::Host(state) => state.len(),
+            Place::Leaving { device, .. } => device.len(),
+            Place::Returning { host, .. } => host.len(),
         }
-        let end = if budget >= self.prompt_len - start {
-            self.prompt_len
-        } else {
-            (start + budget) / grid * grid
-        };
-        (end > start).then(|| (Form::Chunk, end - start))
+    }
+
+    /// What it holds on the device while it runs.
+    pub fn state(&self) -> Option<&SequenceState> {
+        match &self.place {
+            Place::Device(state) => Some(state),
+            _ => None,
+        }
     }
 
     /// Counts `rows` more tokens as computed: part of commit.
     ///
     /// # Panics
-    /// When there are no such tokens.
+    /// When it is not on the device or has no such tokens.
     pub fn advance(&mut self, rows: usize) {
         assert!(self.computed() + rows <= self.tokens.len());
-        self.state.advance(rows);
+        self.state_mut().advance(rows);
     }
 
-    /// Appends a generated token.
+    /// Appends a generated token: part of commit.
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
     }
 
-    /// Gives its units back.
+    /// Gives its units on the device back.
+    ///
+    /// # Panics
+    /// When it is not on the device.
     pub fn release(self, pool: &mut StatePool) {
-        self.state.release(pool);
+        match self.place {
+            Place::Device(state) => state.release(pool),
+            other => panic!("a sequence on the device is released, not {other:?}"),
+        }
+    }
+
+    pub(super) fn state_mut(&mut self) -> &mut SequenceState {
+        match &mut self.place {
+            Place::Device(state) => state,
+            other => unreachable!("a sequence that runs is on the device, not {other:?}"),
+        }
+    }
+
+    /// The form of the next token to compute.
+    pub fn next_form(&self) -> Form {
+        if self.computed() < self.prompt_len { Form::Chunk } else { Form::Step }
+    }
+
+    /// Length of the next span of at most `budget` tokens; 0 when the budget holds none. A prompt
+    /// span ends on the grid or with the prompt.
+    pub fn next_rows(&self, budget: usize, grid: usize) -> usize {
+        let start = self.computed();
+        if start >= self.prompt_len {
+            return budget.min(self.tokens.len() - start);
+        }
+        if budget >= self.prompt_len - start {
+            return self.prompt_len - start;
+        }
+        ((start + budget) / grid * grid).saturating_sub(start)
     }
 }
 
@@ -103,38 +202,31 @@ mod tests {
 
     use super::*;
 
-    fn pool() -> StatePool {
+    #[test]
+    fn prompt_spans_end_on_the_grid_or_with_the_prompt() {
         let sizes = TierSizes {
             slot_bytes: 4096,
             block_bytes: 1024,
             memory_bytes: 1 << 20,
             max_zero_byte_slots: 0,
         };
-        StatePool::new(Tier::Device, PoolLayout::new(sizes).expect("a layout"))
-    }
-
-    #[test]
-    fn prompt_spans_end_on_the_grid_or_with_the_prompt() {
-        let mut pool = pool();
+        let mut pool = StatePool::new(Tier::Device, PoolLayout::new(sizes).expect("a layout"));
         let state = SequenceState::allocate(&mut pool, 200).expect("room");
-        let mut sequence = Sequence::new(SequenceId(0), vec![7; 150], state);
-        let chunk = |rows| Some((Form::Chunk, rows));
-        assert_eq!(sequence.next_span(63, 64), None);
-        assert_eq!(sequence.next_span(64, 64), chunk(64));
-        assert_eq!(sequence.next_span(149, 64), chunk(128));
-        assert_eq!(sequence.next_span(150, 64), chunk(150));
-        assert_eq!(sequence.next_span(63, 1), chunk(63));
+        let mut sequence = Sequence::on_device(SequenceId(0), vec![7; 150], state);
+        assert_eq!(sequence.next_form(), Form::Chunk);
+        assert_eq!(
+            [63, 64, 149, 150].map(|budget| sequence.next_rows(budget, 64)),
+            [0, 64, 128, 150]
+        );
+        assert_eq!(sequence.next_rows(63, 1), 63);
         // Off the grid, as after a turn end: the next span ends on it.
         sequence.advance(70);
-        assert_eq!(sequence.next_span(57, 64), None);
-        assert_eq!(sequence.next_span(60, 64), chunk(58));
-        assert_eq!(sequence.next_span(80, 64), chunk(80));
+        assert_eq!([57, 60, 80].map(|budget| sequence.next_rows(budget, 64)), [0, 58, 80]);
         sequence.advance(80);
         sequence.push(1);
         sequence.push(2);
-        assert_eq!(sequence.next_span(0, 64), None);
-        assert_eq!(sequence.next_span(1, 64), Some((Form::Step, 1)));
-        assert_eq!(sequence.next_span(9, 64), Some((Form::Step, 2)));
+        assert_eq!(sequence.next_form(), Form::Step);
+        assert_eq!([0, 1, 9].map(|budget| sequence.next_rows(budget, 64)), [0, 1, 2]);
         sequence.release(&mut pool);
         pool.check();
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use thiserror::Error;
 
-use crate::handle::{Block, BlockHandle, Handle, Kind, Slot, SlotHandle, Tier};
+use crate::handle::{Block, BlockHandle, BlockId, Handle, Kind, Slot, SlotHandle, SlotId, Tier};
 use crate::layout::PoolLayout;
 use crate::units::{UnitStats, Units};
 
@@ -181,6 +181,16 @@ impl StatePool {
     pub fn share<K: Kind>(&mut self, handle: &Handle<K>) -> Handle<K> {
         self.assert_ours(handle);
         K::units_mut(self).0.share(handle)
+    }
+
+    /// Names of the slots that are held, in no order: for tests that watch what is free.
+    pub fn held_slots(&self) -> impl Iterator<Item = SlotId> {
+        self.slots.held()
+    }
+
+    /// Names of the blocks that are held, in no order: for tests that watch what is free.
+    pub fn held_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.held()
     }
 
     /// True if this handle is the unit's only one: its holder may write the unit.

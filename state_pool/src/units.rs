@@ -158,6 +158,12 @@ impl<K: Kind> Units<K> {
         self.handles_of[handle.id().index()]
     }
 
+    /// Names of the units that are held.
+    pub fn held(&self) -> impl Iterator<Item = Id<K>> {
+        let held = self.handles_of.iter().enumerate().filter(|(_, handles)| **handles > 0);
+        held.map(|(id, _)| Id::new(id as u32))
+    }
+
     /// Ends a handle; true if it was its unit's last.
     pub fn release(&mut self, handle: Handle<K>, free_pages: &mut BTreeSet<u32>) -> bool {
         let id = handle.id().index() as u32;

@@ -64,7 +64,7 @@ impl Rig {
         let layout = PoolLayout::new(sizes).expect("the memory holds the model's units");
         let cpu = Cpu::new(setting.isa, setting.threads).expect("threads start");
         let bytes = layout.arena_bytes();
-        let executor = CpuExecutor::new(cpu, model, bytes, setting.most_rows);
+        let executor = CpuExecutor::new(cpu, model, (bytes, 0), setting.most_rows);
         let mut executor = executor.expect("a small arena");
         let (arena, work) = executor.memory_mut();
         arena.f32s_mut(0, bytes / 4).fill(f32::NAN);
@@ -82,7 +82,7 @@ impl Rig {
     /// A new sequence that resumes from `state`.
     pub fn add_with(&mut self, prompt: &[u32], state: SequenceState) -> usize {
         let id = SequenceId(self.sequences.len() as u64);
-        self.sequences.push(Sequence::new(id, prompt.to_vec(), state));
+        self.sequences.push(Sequence::on_device(id, prompt.to_vec(), state));
         self.sequences.len() - 1
     }
 
@@ -108,7 +108,7 @@ impl Rig {
         let mut plan = StepPlan::default();
         let mut turn_of_span = Vec::new();
         for turn in turns {
-            let mut budget = TokenBudget::new(turn.budget);
+            let mut budget = TokenBudget::new(turn.budget, 0);
             let planned = plan.spans.len();
             let sequence = &mut self.sequences[turn.sequence];
             plan.add(sequence, &mut self.pool, &mut budget, self.grid).expect("room in the pool");
@@ -150,7 +150,7 @@ impl Rig {
 
     /// The bytes of the rows a sequence has computed of one attention layer, blocks in order.
     pub fn block_rows(&self, sequence: usize, at: usize, values: usize) -> Vec<Vec<f32>> {
-        let state = self.sequences[sequence].state();
+        let state = self.sequences[sequence].state().expect("it runs");
         let layout = self.pool.layout();
         let offsets = state.table().ids().map(|id| layout.block_offset(id));
         offsets.map(|o| self.executor.arena().f32s(o + at, values).to_vec()).collect()

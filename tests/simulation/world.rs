@@ -1,0 +1,563 @@
+//! The world of the simulation: arrivals, cancellations, an executor of hashes, and its oracle.
+
+use std::collections::HashMap;
+
+use deltapool::engine::lower::{Job, lower, lower_transfers};
+use deltapool::models::Batch;
+use deltapool::scheduler::{
+    Cost, Direction, Form, Limits, Place, Policy, Preempt, SampledToken, Scheduler, SequenceId,
+    StepPlan, StepReport,
+};
+use kernels::{BLOCK_LEN, NO_SLOT};
+use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
+
+const POISON: u64 = 0xdead_dead_dead_dead;
+const VOCAB: u64 = 13;
+/// Steps without a token, a transfer or an end after which a seed counts as stuck.
+const STUCK: u32 = 200;
+
+pub struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(mix(seed, 0x5eed) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 >> 11
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let x = (a ^ b.wrapping_mul(0xff51_afd7_ed55_8ccd)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x ^ (x >> 29)
+}
+
+/// A fault planted between plan and lower, or in the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A fork's first step writes the slot it shares.
+    WriteSharedSlot,
+    /// A transfer leaves the slot out.
+    ForgetSlot,
+    /// A transfer is reported done before it is.
+    ReportEarly,
+    /// A prompt span ends off the grid.
+    CutOffGrid,
+    /// A prompt's tail is computed row by row.
+    StepForTail,
+    /// A shared tail block is not copied before it is written.
+    ForgetCopy,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 6] = [
+        Fault::WriteSharedSlot,
+        Fault::ForgetSlot,
+        Fault::ReportEarly,
+        Fault::CutOffGrid,
+        Fault::StepForTail,
+        Fault::ForgetCopy,
+    ];
+}
+
+macro_rules! events {
+    ($($name:ident),*) => {
+        /// What happened: in a seed 0 or more times, in a sum the seeds in which it did.
+        #[derive(Debug, Clone, Default)]
+        pub struct Events { $(pub $name: u64),* }
+
+        impl Events {
+            pub fn add(&mut self, seed: &Events) {
+                $(self.$name += u64::from(seed.$name > 0);)*
+            }
+
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+events!(
+    parked,
+    returned,
+    recomputed,
+    host_full,
+    failed_transfer,
+    late_transfer,
+    fork_without_slot,
+    page_changed_kind,
+    cancelled_in_flight,
+    lacking_together
+);
+
+/// One tier's memory, by byte offset.
+#[derive(Default)]
+struct Memory {
+    slots: HashMap<usize, u64>,
+    rows: HashMap<usize, Box<[u64; BLOCK_LEN]>>,
+}
+
+impl Memory {
+    fn slot(&self, at: usize) -> u64 {
+        self.slots.get(&at).copied().unwrap_or(POISON)
+    }
+
+    fn row(&self, block: usize, i: usize) -> u64 {
+        self.rows.get(&block).map_or(POISON, |rows| rows[i])
+    }
+
+    fn block(&self, at: usize) -> Box<[u64; BLOCK_LEN]> {
+        self.rows.get(&at).cloned().unwrap_or_else(|| Box::new([POISON; BLOCK_LEN]))
+    }
+}
+
+/// A transfer on its way.
+struct Pending {
+    job: Job,
+    steps_left: usize,
+    fails: bool,
+    /// It copies only when it ends: whatever reuses its source before is seen.
+    copies_late: bool,
+}
+
+/// What a sequence is and has.
+struct Stream {
+    prompt: Vec<u32>,
+    choice: u64,
+    want: usize,
+    got: Vec<u32>,
+    /// The model has no recurrent layers.
+    without_slots: bool,
+}
+
+pub struct World {
+    seed: u64,
+    random: Random,
+    fault: Option<Fault>,
+    scheduler: Scheduler,
+    limits: Limits,
+    device: Memory,
+    host: Memory,
+    pending: Vec<Pending>,
+    streams: HashMap<SequenceId, Stream>,
+    to_come: usize,
+    most_prompt: usize,
+    most_answer: usize,
+    events: Events,
+    slot_pages: HashMap<usize, bool>,
+}
+
+impl World {
+    pub fn new(seed: u64, long: bool, fault: Option<Fault>) -> World {
+        let mut random = Random::new(seed);
+        // Pages of one slot or of 1, 3 or 6 blocks; slots of no bytes too.
+        let (slot_bytes, block_bytes) = match random.below(8) {
+            0 => (0, 4096),
+            1 => (4096, 4096),
+            2..=5 => (3 * 4096, 4096),
+            _ => (6 * 4096, 4096),
+        };
+        let grid = if slot_bytes == 0 && random.one_in(2) { 1 } else { 64 };
+        let (most_prompt, most_answer, to_come): (usize, usize, usize) = match long {
+            true => (1_500, 500, 3 + random.below(4)),
+            false => (200, 60, 2 + random.below(9)),
+        };
+        let longest = (most_prompt + most_answer).div_ceil(BLOCK_LEN);
+        let page_blocks = (slot_bytes.max(4096) / 4096).max(1);
+        // The device holds the longest sequence, and little more.
+        let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(5);
+        // From a host that holds hardly one sequence to one that holds several.
+        let host_pages = if random.one_in(2) { 2 } else { 2 + random.below(2 * device_pages) };
+        let pool = |tier, pages: usize| {
+            let sizes = TierSizes {
+                slot_bytes,
+                block_bytes,
+                memory_bytes: pages.max(2) * page_blocks * 4096,
+                max_zero_byte_slots: 3 + pages % 4,
+            };
+            StatePool::new(tier, PoolLayout::new(sizes).expect("a layout"))
+        };
+        let priority = random.one_in(3);
+        let limits = Limits {
+            max_num_batched_tokens: [64, 65, 100, 128, 300][random.below(5)],
+            prefill_floor: 64,
+            max_num_seqs: 1 + random.below(12),
+            max_model_len: most_prompt + most_answer,
+            watermark_pages: random.below(3),
+            grid,
+            policy: if priority { Policy::Priority } else { Policy::Fcfs },
+            preempt: [Preempt::Swap, Preempt::Swap, Preempt::Auto, Preempt::Recompute]
+                [random.below(4)],
+            cost: Cost {
+                slot_bytes,
+                block_bytes,
+                link_bytes_per_second: 1e6,
+                tokens_per_second: 1e3,
+            },
+        };
+        let scheduler = Scheduler::new(
+            limits.clone(),
+            pool(Tier::Device, device_pages),
+            pool(Tier::Host, host_pages),
+        );
+        World {
+            seed,
+            random,
+            fault,
+            scheduler,
+            limits,
+            device: Memory::default(),
+            host: Memory::default(),
+            pending: Vec::new(),
+            streams: HashMap::new(),
+            to_come,
+            most_prompt,
+            most_answer,
+            events: Events::default(),
+            slot_pages: HashMap::new(),
+        }
+    }
+
+    pub fn run(mut self) -> Result<Events, String> {
+        let mut idle = 0;
+        while self.to_come > 0 || !self.scheduler.is_idle() {
+            let before = (self.to_come, self.streams.len(), self.tokens_out());
+            self.arrive();
+            self.cancel_some();
+            let plan = self.scheduler.plan();
+            let moved = !plan.is_empty() || !self.pending.is_empty();
+            self.step(plan)?;
+            let after = (self.to_come, self.streams.len(), self.tokens_out());
+            idle = if before == after { idle + 1 } else { 0 };
+            // A long prompt is computed over many steps without a token.
+            if idle > STUCK || (!moved && self.to_come == 0 && idle > 8) {
+                return Err(self.story("no progress"));
+            }
+        }
+        let (device, host) = self.scheduler.pools();
+        if device.free_pages != device.pages || host.free_pages != host.pages {
+            return Err(self.story("units are lost"));
+        }
+        let stats = self.scheduler.stats();
+        self.events.parked = stats.parked;
+        self.events.returned = stats.returned;
+        self.events.recomputed = stats.recomputed;
+        self.events.host_full = stats.host_full;
+        self.events.fork_without_slot = stats.forks_without_slot;
+        self.events.lacking_together = stats.lacking_together;
+        Ok(self.events)
+    }
+
+    fn story(&self, what: &str) -> String {
+        format!(
+            "seed {}: {what}; reproduce with DELTAPOOL_SEED={} cargo test --release --test \
+             simulation",
+            self.seed, self.seed
+        )
+    }
+
+    fn tokens_out(&self) -> usize {
+        self.streams.values().map(|stream| stream.got.len()).sum()
+    }
+
+    fn arrive(&mut self) {
+        while self.to_come > 0 && self.random.one_in(3) {
+            self.to_come -= 1;
+            let len = match self.random.below(4) {
+                0 => 1 + self.random.below(4),
+                1 => 64 * (1 + self.random.below(self.most_prompt / 64)),
+                _ => 1 + self.random.below(self.most_prompt),
+            };
+            let prompt: Vec<u32> = (0..len).map(|_| self.random.below(99) as u32).collect();
+            let want = 1 + self.random.below(self.most_answer);
+            let choices = if self.random.one_in(3) { 2 + self.random.below(3) } else { 1 };
+            let priority =
+                (self.limits.policy == Policy::Priority).then(|| self.random.below(3) as i32);
+            let Ok(ids) = self.scheduler.submit(&prompt, want, choices, priority) else {
+                continue;
+            };
+            for (choice, id) in ids.into_iter().enumerate() {
+                let (prompt, choice) = (prompt.clone(), choice as u64);
+                let without_slots = self.limits.cost.slot_bytes == 0;
+                let stream = Stream { prompt, choice, want, got: Vec::new(), without_slots };
+                self.streams.insert(id, stream);
+            }
+        }
+    }
+
+    fn cancel_some(&mut self) {
+        let in_flight = |id: &SequenceId| {
+            let place = self.scheduler.sequence(*id).expect("a stream is known").place();
+            matches!(place, Place::Leaving { .. } | Place::Returning { .. })
+        };
+        let mut ids: Vec<SequenceId> = self.streams.keys().copied().collect();
+        ids.sort_unstable();
+        let moving: Vec<SequenceId> = ids.iter().copied().filter(in_flight).collect();
+        let id = if !moving.is_empty() && self.random.one_in(12) {
+            self.events.cancelled_in_flight += 1;
+            moving[0]
+        } else if !ids.is_empty() && self.random.one_in(40) {
+            ids[self.random.below(ids.len())]
+        } else {
+            return;
+        };
+        self.streams.remove(&id);
+        self.scheduler.end(id);
+    }
+
+    fn step(&mut self, mut plan: StepPlan) -> Result<(), String> {
+        self.plant(&mut plan);
+        let device = self.scheduler.device().layout().clone();
+        let host = self.scheduler.host().layout().clone();
+        let scheduler = &self.scheduler;
+        let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
+        let batch = lower(&plan, find, &device);
+        let jobs = lower_transfers(&plan, &device, &host);
+        let draws: Vec<Vec<SequenceId>> = plan
+            .spans
+            .iter()
+            .filter(|span| !span.draws.is_empty())
+            .map(|span| span.draws.clone())
+            .collect();
+        let mut report = StepReport::default();
+        self.start(jobs);
+        let hashes = self.forward(&batch);
+        for (hash, ids) in hashes.into_iter().zip(draws) {
+            for id in ids {
+                // A stream that was cancelled in this very step is still drawn for.
+                let choice = self.streams.get(&id).map_or(0, |stream| stream.choice);
+                let drawn = Ok((mix(hash, choice) % VOCAB) as u32);
+                report.sampled.push(SampledToken { sequence: id, drawn, logprobs: None });
+            }
+        }
+        self.finish_transfers(&mut report);
+        for drawn in self.scheduler.commit(plan, &report) {
+            let Some(stream) = self.streams.get_mut(&drawn.sequence) else { continue };
+            stream.got.push(drawn.token.expect("hashes can be drawn from"));
+            if stream.got.len() == stream.want {
+                let stream = self.streams.remove(&drawn.sequence).expect("it is there");
+                self.scheduler.end(drawn.sequence);
+                let expected = alone(&stream);
+                if stream.got != expected {
+                    let at = stream.got.iter().zip(&expected).take_while(|(a, b)| a == b).count();
+                    let (id, len) = (drawn.sequence.0, stream.prompt.len());
+                    return Err(self.story(&format!(
+                        "sequence {id} of {len} prompt tokens differs at its token {at}"
+                    )));
+                }
+            }
+        }
+        self.watch_pages();
+        self.poison();
+        Ok(())
+    }
+
+    /// Changes a plan as a faulty scheduler would have made it.
+    fn plant(&mut self, plan: &mut StepPlan) {
+        match self.fault {
+            Some(Fault::WriteSharedSlot) => {
+                for span in &mut plan.spans {
+                    if let Some(read) = span.read {
+                        span.write = read;
+                    }
+                }
+            }
+            Some(Fault::ForgetCopy) => plan.copies.clear(),
+            Some(Fault::StepForTail) => {
+                for span in &mut plan.spans {
+                    if span.rows == 1 {
+                        span.form = Form::Step;
+                    }
+                }
+            }
+            Some(Fault::CutOffGrid) => {
+                for span in &mut plan.spans {
+                    if span.form == Form::Chunk && span.draws.is_empty() && span.rows > 64 {
+                        span.rows -= 1;
+                    }
+                }
+            }
+            Some(Fault::ForgetSlot | Fault::ReportEarly) | None => {}
+        }
+    }
+
+    fn start(&mut self, jobs: Vec<Job>) {
+        for mut job in jobs {
+            if self.fault == Some(Fault::ForgetSlot) && job.pieces.len() > 1 {
+                job.pieces.remove(0);
+            }
+            let steps_left = if self.random.one_in(2) { 0 } else { self.random.below(6) };
+            let fails = self.random.one_in(8);
+            let copies_late = self.random.one_in(2);
+            self.events.late_transfer += u64::from(steps_left > 0);
+            self.events.failed_transfer += u64::from(fails);
+            if !copies_late {
+                self.copy(&job);
+            }
+            self.pending.push(Pending { job, steps_left, fails, copies_late });
+        }
+    }
+
+    fn copy(&mut self, job: &Job) {
+        let (from, to) = match job.direction {
+            Direction::Out => (&self.device, &mut self.host),
+            Direction::In => (&self.host, &mut self.device),
+        };
+        let block_bytes = self.limits.cost.block_bytes;
+        let has_slot = self.limits.cost.slot_bytes > 0;
+        for (i, piece) in job.pieces.iter().enumerate() {
+            // The slot comes first; slots and blocks may be of one size.
+            let is_slot = has_slot && i == 0 && piece.bytes == self.limits.cost.slot_bytes;
+            if is_slot && (piece.bytes != block_bytes || self.fault != Some(Fault::ForgetSlot)) {
+                to.slots.insert(piece.target, from.slot(piece.source));
+            } else {
+                to.rows.insert(piece.target, from.block(piece.source));
+            }
+        }
+    }
+
+    fn finish_transfers(&mut self, report: &mut StepReport) {
+        let mut waiting = Vec::new();
+        for mut pending in std::mem::take(&mut self.pending) {
+            if pending.steps_left > 0 && self.fault != Some(Fault::ReportEarly) {
+                pending.steps_left -= 1;
+                waiting.push(pending);
+                continue;
+            }
+            if pending.fails {
+                report.failed.push(pending.job.id);
+            } else {
+                // A transfer reported before it is done has not copied yet.
+                let early = self.fault == Some(Fault::ReportEarly) && pending.steps_left > 0;
+                if pending.copies_late && !early {
+                    self.copy(&pending.job);
+                }
+                report.finished.push(pending.job.id);
+            }
+        }
+        self.pending = waiting;
+    }
+
+    /// The model: returns a hash for each row of logits.
+    fn forward(&mut self, batch: &Batch) -> Vec<u64> {
+        for copy in &batch.copies {
+            let rows = self.device.block(copy.source);
+            self.device.rows.insert(copy.target, rows);
+        }
+        let reads: Vec<u64> = batch
+            .spans
+            .iter()
+            .map(|span| if span.read == NO_SLOT { START } else { self.device.slot(span.read) })
+            .collect();
+        let without_slots = self.limits.cost.slot_bytes == 0;
+        let mut out = Vec::new();
+        for (span, read) in batch.spans.iter().zip(reads) {
+            let table = &batch.tables[span.table.clone()];
+            let chunk = span.form == kernels::Form::Chunk;
+            let mut hash = if without_slots { START } else { read };
+            let mut chunk_start = span.start;
+            for r in 0..span.rows {
+                let position = span.start + r;
+                if position % 64 == 0 {
+                    chunk_start = position;
+                }
+                let token = batch.tokens[span.first_row + r];
+                if !without_slots {
+                    let start = if chunk { chunk_start as u64 % 64 } else { 99 };
+                    hash = mix(mix(hash, u64::from(token)), start);
+                }
+                let row = row(token, chunk, chunk && r < span.absorbed_from);
+                let block = table[position / BLOCK_LEN];
+                let rows = self.device.rows.entry(block);
+                rows.or_insert_with(|| Box::new([POISON; BLOCK_LEN]))[position % BLOCK_LEN] = row;
+            }
+            if !without_slots {
+                self.device.slots.insert(span.write, hash);
+            }
+            let wanted = batch.logits.iter().any(|source| {
+                *source == deltapool::models::LogitSource::Row(span.first_row + span.rows - 1)
+            });
+            if wanted {
+                let seen =
+                    (0..span.end()).map(|i| self.device.row(table[i / BLOCK_LEN], i % BLOCK_LEN));
+                out.push(mix(hash, seen.fold(START, mix)));
+            }
+        }
+        out
+    }
+
+    /// Counts pages that held slots and now hold blocks, or the other way round.
+    fn watch_pages(&mut self) {
+        let pool = self.scheduler.device();
+        let layout = pool.layout().clone();
+        if layout.slots_per_page == 0 {
+            return;
+        }
+        for id in pool.held_slots() {
+            let page = layout.slot_offset(id) / layout.page_bytes;
+            self.events.page_changed_kind +=
+                u64::from(self.slot_pages.insert(page, true) == Some(false));
+        }
+        for id in pool.held_blocks() {
+            let page = layout.block_offset(id) / layout.page_bytes;
+            self.events.page_changed_kind +=
+                u64::from(self.slot_pages.insert(page, false) == Some(true));
+        }
+    }
+
+    /// Forgets the contents of everything that is free.
+    fn poison(&mut self) {
+        for (pool, memory) in
+            [(self.scheduler.device(), &mut self.device), (self.scheduler.host(), &mut self.host)]
+        {
+            let layout = pool.layout();
+            let slots: Vec<usize> = pool.held_slots().map(|id| layout.slot_offset(id)).collect();
+            let blocks: Vec<usize> = pool.held_blocks().map(|id| layout.block_offset(id)).collect();
+            memory.slots.retain(|at, _| slots.contains(at));
+            memory.rows.retain(|at, _| blocks.contains(at));
+        }
+    }
+}
+
+const START: u64 = 7;
+
+fn row(token: u32, chunk: bool, below_border: bool) -> u64 {
+    mix(u64::from(token), 2 + u64::from(chunk) * 2 + u64::from(below_border))
+}
+
+/// The oracle: the tokens of a stream that has the machine for itself.
+fn alone(stream: &Stream) -> Vec<u32> {
+    let without_slots = stream.without_slots;
+    let border = stream.prompt.len() / 64 * 64;
+    let (mut hash, mut seen) = (START, START);
+    let mut absorb = |token: u32, chunk: bool, below: bool| {
+        if !without_slots {
+            hash = mix(mix(hash, u64::from(token)), if chunk { 0 } else { 99 });
+        }
+        seen = mix(seen, row(token, chunk, below));
+        (mix(mix(hash, seen), stream.choice) % VOCAB) as u32
+    };
+    let mut next = 0;
+    for (i, token) in stream.prompt.iter().enumerate() {
+        next = absorb(*token, true, i < border);
+    }
+    let mut out = vec![next];
+    while out.len() < stream.want {
+        next = absorb(next, false, false);
+        out.push(next);
+    }
+    out
+}
