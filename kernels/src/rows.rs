@@ -114,9 +114,4 @@ impl<'a> RowsMut<'a> {
     pub fn data(&mut self) -> &mut [f32] {
         self.data
     }
-
-    /// The same rows, to read.
-    pub fn as_rows(&self) -> Rows<'_> {
-        Rows { data: self.data, count: self.count, stride: self.stride, width: self.width }
-    }
 }

@@ -131,14 +131,6 @@ impl ModelFiles {
         Ok(ModelFiles { spec, defaults, family, place })
     }
 
-    /// The folder, none for a model that is part of the binary.
-    pub fn dir(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Folder(dir) => Some(dir),
-            Place::Binary(_) => None,
-        }
-    }
-
     /// The name that the model's files give to a tensor of the model.
     pub fn tensor_name(&self, layer: Option<usize>, part: Part) -> String {
         (self.family.tensor_name)(layer, part)

@@ -18,14 +18,6 @@ pub enum TextError {
     /// The model has no tokenizer file.
     #[error("no tokenizer: the model has neither {TOKENIZER_JSON} nor {TIKTOKEN_MODEL}")]
     NoTokenizer,
-    /// A file that the others need is missing.
-    #[error("{file} is missing: {needed_for}")]
-    MissingFile {
-        /// The missing file.
-        file: &'static str,
-        /// Why it is needed.
-        needed_for: &'static str,
-    },
     /// A file as a whole does not parse.
     #[error("{file}: {detail}")]
     BadFile {
