@@ -1,6 +1,8 @@
-//! Limits of an engine, derived once, and what the machine has.
+//! Limits of an engine as a caller gives them, and what the machine has.
 
+use std::fmt;
 use std::fs;
+use std::str::FromStr;
 use std::thread;
 
 /// Rows of a step by default on a CPU.
@@ -9,18 +11,157 @@ pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
 /// Below this a prompt could not advance from one grid position to the next.
 pub const LEAST_MAX_NUM_BATCHED_TOKENS: usize = 64;
 
+/// Tokens that the first prompt span of a step may take by default.
+pub const DEFAULT_PREFILL_FLOOR: usize = 64;
+
+/// Sequences on the device at once by default.
+pub const DEFAULT_MAX_NUM_SEQS: usize = 256;
+
+/// Percent of the free memory that each tier takes by default.
+pub const DEFAULT_MEMORY_PERCENT: f64 = 25.0;
+
+/// Percent of the pages that admission leaves free by default.
+pub const DEFAULT_WATERMARK_PERCENT: f64 = 2.0;
+
 /// Most threads a gang may have.
 pub const MOST_THREADS: usize = 1024;
 
-/// Limits of an engine.
+/// Order in which sequences are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// First come, first served.
+    Fcfs,
+    /// Lower priority number first, strictly; first come, first served within a number.
+    Priority,
+}
+
+/// How a sequence is pushed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preempt {
+    /// Whichever costs less; see `scheduler::cost`.
+    Auto,
+    /// Copied to the host; computed again only when the host is full.
+    Swap,
+    /// Always computed again.
+    Recompute,
+}
+
+/// How much memory a tier takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MemorySize {
+    /// So many bytes.
+    Bytes(usize),
+    /// So many percent of what is free when the weights are loaded.
+    Percent(f64),
+    /// What one sequence of `max_model_len` tokens takes.
+    OneSequence,
+}
+
+impl FromStr for MemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemorySize, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            return parse_bytes(text).map(MemorySize::Bytes);
+        };
+        let percent: f64 =
+            percent.trim().parse().map_err(|_| format!("{text:?} is no percentage"))?;
+        if !(0.0..=100.0).contains(&percent) {
+            return Err(format!("{text} of the free memory; 0% to 100% can be had"));
+        }
+        Ok(MemorySize::Percent(percent))
+    }
+}
+
+impl fmt::Display for MemorySize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemorySize::Bytes(bytes) => write!(f, "{bytes}"),
+            MemorySize::Percent(percent) => write!(f, "{percent}%"),
+            MemorySize::OneSequence => write!(f, "one sequence"),
+        }
+    }
+}
+
+/// A number of bytes as people write it: `80GB` is 80 * 1000^3, `80GiB` is 80 * 1024^3.
+///
+/// # Errors
+/// A text that is not a number with one of these suffixes, or a number beyond all memories.
+pub fn parse_bytes(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let unit: u64 = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1000,
+        "m" | "mb" => 1000_u64.pow(2),
+        "g" | "gb" => 1000_u64.pow(3),
+        "t" | "tb" => 1000_u64.pow(4),
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        _ => return Err(format!("{suffix:?} is no unit of bytes; use e.g. 80GB or 24GiB")),
+    };
+    let bytes = match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(unit),
+        Err(_) => {
+            let value = number.parse::<f64>().map_err(|_| format!("{text:?} is no number"))?;
+            Some((value * unit as f64) as u64).filter(|bytes| *bytes < 1 << 53)
+        }
+    };
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("{text} is more than can be addressed"))
+}
+
+/// Limits of an engine. What is none is derived from the model and the memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineConfig {
     /// Tokens a step may compute.
     pub max_num_batched_tokens: usize,
-    /// Tokens a sequence may reach, prompt and answer together.
-    pub max_model_len: usize,
+    /// Tokens the first prompt span of a step may always take, a multiple of 64: a step exceeds
+    /// its budget by at most this.
+    pub prefill_floor: usize,
+    /// Sequences that may hold device memory at once; 256 or the budget of a step.
+    pub max_num_seqs: Option<usize>,
+    /// Tokens a sequence may reach, prompt and answer together; the smaller of the model's context
+    /// and what the device memory holds for one.
+    pub max_model_len: Option<usize>,
+    /// Slots and blocks of sequences that run.
+    pub device_memory: MemorySize,
+    /// Slots and blocks of parked sequences; with none, what is pushed out is computed again.
+    pub host_memory: MemorySize,
+    /// Percent of the device's pages, rounded down, that admission leaves free while anything
+    /// runs.
+    pub watermark_percent: f64,
+    /// Order of service.
+    pub policy: Policy,
+    /// How a sequence is pushed out.
+    pub preempt: Preempt,
+    /// Bytes copied between the tiers per second, for [`Preempt::Auto`]; measured.
+    pub link_bytes_per_second: Option<f64>,
+    /// Prompt tokens computed per second, for [`Preempt::Auto`]; measured.
+    pub prefill_tokens_per_second: Option<f64>,
     /// Threads that compute.
     pub threads: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> EngineConfig {
+        EngineConfig {
+            max_num_batched_tokens: DEFAULT_MAX_NUM_BATCHED_TOKENS,
+            prefill_floor: DEFAULT_PREFILL_FLOOR,
+            max_num_seqs: None,
+            max_model_len: None,
+            device_memory: MemorySize::Percent(DEFAULT_MEMORY_PERCENT),
+            host_memory: MemorySize::Percent(DEFAULT_MEMORY_PERCENT),
+            watermark_percent: DEFAULT_WATERMARK_PERCENT,
+            policy: Policy::Fcfs,
+            preempt: Preempt::Auto,
+            link_bytes_per_second: None,
+            prefill_tokens_per_second: None,
+            threads: default_threads(),
+        }
+    }
 }
 
 /// A limit that cannot work.
@@ -30,27 +171,81 @@ pub struct InvalidLimit {
     /// The flag that sets it.
     pub flag: &'static str,
     /// What it was.
-    pub value: usize,
+    pub value: String,
     /// Why it cannot work, with a value that would.
     pub reason: String,
 }
 
+impl InvalidLimit {
+    /// The fault of `flag`.
+    pub fn new(
+        flag: &'static str,
+        value: impl fmt::Display,
+        reason: impl Into<String>,
+    ) -> InvalidLimit {
+        InvalidLimit { flag, value: value.to_string(), reason: reason.into() }
+    }
+}
+
 impl EngineConfig {
-    /// Refuses limits that cannot work.
+    /// The limits for one sequence at a time of up to `max_model_len` tokens, and memory for no
+    /// more.
+    pub fn one_sequence(max_model_len: usize) -> EngineConfig {
+        EngineConfig {
+            max_num_seqs: Some(1),
+            max_model_len: Some(max_model_len),
+            device_memory: MemorySize::OneSequence,
+            host_memory: MemorySize::Bytes(0),
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Sequences that may hold device memory at once.
+    pub fn max_num_seqs(&self) -> usize {
+        self.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(self.max_num_batched_tokens))
+    }
+
+    /// Refuses limits that cannot work, whatever the model and the machine.
     ///
     /// # Errors
     /// The first such limit, with a value that would work.
     pub fn check(&self) -> Result<(), InvalidLimit> {
-        let refuse = |flag, value, reason: &str| {
-            Err(InvalidLimit { flag, value, reason: reason.to_owned() })
-        };
         let rows = self.max_num_batched_tokens;
         if rows < LEAST_MAX_NUM_BATCHED_TOKENS {
             let reason = "a step must hold one cell of a prompt, 64 tokens or more";
-            return refuse("--max-num-batched-tokens", rows, reason);
+            return Err(InvalidLimit::new("--max-num-batched-tokens", rows, reason));
+        }
+        let floor = self.prefill_floor;
+        if floor < LEAST_MAX_NUM_BATCHED_TOKENS || !floor.is_multiple_of(64) || floor > rows {
+            let most = rows / 64 * 64;
+            let reason = format!("a multiple of 64 from 64 to {most}, the tokens of a step");
+            return Err(InvalidLimit::new("--prefill-floor", floor, reason));
+        }
+        let sequences = self.max_num_seqs();
+        if !(1..=rows).contains(&sequences) {
+            let reason = format!(
+                "1 to {rows}, the tokens of a step (--max-num-batched-tokens): each sequence that \
+                 runs takes one of them"
+            );
+            return Err(InvalidLimit::new("--max-num-seqs", sequences, reason));
+        }
+        if self.max_model_len == Some(0) {
+            return Err(InvalidLimit::new("--max-model-len", 0, "1 or more"));
+        }
+        if !(0.0..=50.0).contains(&self.watermark_percent) {
+            let reason = "0 to 50 percent of the pages";
+            return Err(InvalidLimit::new("--watermark", self.watermark_percent, reason));
+        }
+        for (flag, rate) in [
+            ("--link-gbps", self.link_bytes_per_second.map(|bytes| bytes / 1e9)),
+            ("--prefill-tokens-per-second", self.prefill_tokens_per_second),
+        ] {
+            if let Some(rate) = rate.filter(|rate| !rate.is_finite() || *rate <= 0.0) {
+                return Err(InvalidLimit::new(flag, rate, "above 0, finite"));
+            }
         }
         if !(1..=MOST_THREADS).contains(&self.threads) {
-            return refuse("--threads", self.threads, "1 to 1024");
+            return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));
         }
         Ok(())
     }
@@ -75,14 +270,48 @@ mod tests {
 
     #[test]
     fn limits_that_cannot_work_are_refused_with_one_that_would() {
-        let good = EngineConfig { max_num_batched_tokens: 64, max_model_len: 1, threads: 1 };
+        let good = EngineConfig { threads: 1, ..EngineConfig::default() };
         assert_eq!(good.check(), Ok(()));
-        let error = EngineConfig { max_num_batched_tokens: 63, ..good }.check().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "--max-num-batched-tokens 63: a step must hold one cell of a prompt, 64 tokens or more"
-        );
-        let error = EngineConfig { threads: 0, ..good }.check().unwrap_err();
-        assert_eq!(error.to_string(), "--threads 0: 1 to 1024");
+        for (config, message) in [
+            (
+                EngineConfig { max_num_batched_tokens: 63, ..good },
+                "--max-num-batched-tokens 63: a step must hold one cell of a prompt, 64 tokens or \
+                 more",
+            ),
+            (EngineConfig { threads: 0, ..good }, "--threads 0: 1 to 1024"),
+            (
+                EngineConfig { prefill_floor: 65, ..good },
+                "--prefill-floor 65: a multiple of 64 from 64 to 512, the tokens of a step",
+            ),
+            (
+                EngineConfig { max_num_seqs: Some(513), ..good },
+                "--max-num-seqs 513: 1 to 512, the tokens of a step (--max-num-batched-tokens): \
+                 each sequence that runs takes one of them",
+            ),
+            (EngineConfig { max_model_len: Some(0), ..good }, "--max-model-len 0: 1 or more"),
+            (
+                EngineConfig { watermark_percent: f64::NAN, ..good },
+                "--watermark NaN: 0 to 50 percent of the pages",
+            ),
+            (
+                EngineConfig { link_bytes_per_second: Some(0.0), ..good },
+                "--link-gbps 0: above 0, finite",
+            ),
+        ] {
+            assert_eq!(config.check().unwrap_err().to_string(), message);
+        }
+        let few = EngineConfig { max_num_batched_tokens: 64, ..good };
+        assert_eq!((few.check(), few.max_num_seqs()), (Ok(()), 64));
+    }
+
+    #[test]
+    fn a_memory_is_bytes_or_a_percentage() {
+        let parse = |text: &str| text.parse::<MemorySize>();
+        assert_eq!(parse("2GiB"), Ok(MemorySize::Bytes(2 << 30)));
+        assert_eq!(parse("0"), Ok(MemorySize::Bytes(0)));
+        assert_eq!(parse("12.5%"), Ok(MemorySize::Percent(12.5)));
+        for wrong in ["101%", "-1%", "NaN%", "x%", "%", "lots"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

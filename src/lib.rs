@@ -8,24 +8,17 @@
 //! ```no_run
 //! use deltapool::config::EngineConfig;
 //! use deltapool::engine::Engine;
-//! use deltapool::models::{Model, ModelFiles};
-//! use deltapool::request::{Request, SamplingParams};
+//! use deltapool::models::ModelFiles;
+//! use deltapool::request::Request;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let files = ModelFiles::open("path/to/model".as_ref())?;
-//! let model = Model::new(&files, files.load(&mut |_, _| {})?);
-//! let config = EngineConfig { max_num_batched_tokens: 512, max_model_len: 4096, threads: 2 };
-//! let mut engine = Engine::new(model, files.defaults, None, kernels::Isa::best(), config)?;
-//! let request = Request {
-//!     prompt: vec![1, 2, 3],
-//!     max_tokens: 16,
-//!     sampling: SamplingParams::default(),
-//!     stop: Vec::new(),
-//!     stop_token_ids: Vec::new(),
-//!     ignore_eos: false,
-//! };
-//! for event in engine.generate(request, 42)? {
-//!     println!("{:?}", event?.token);
+//! let config = EngineConfig { max_model_len: Some(4096), ..EngineConfig::default() };
+//! let engine = Engine::builder(files).config(config).build()?;
+//! // As many as you like: each handle is an iterator of events, and a `Stream` of them.
+//! let answer = engine.submit(Request::new(vec![1, 2, 3], 16))?;
+//! for event in answer {
+//!     println!("{:?}", event.token);
 //! }
 //! # Ok(())
 //! # }

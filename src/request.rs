@@ -6,8 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// Most answers of one request.
+pub const MAX_CHOICES: usize = 128;
 
 /// Most stop strings of one request.
 pub const MAX_STOP_STRINGS: usize = 16;
@@ -36,15 +40,37 @@ pub struct Request {
     pub stop_token_ids: Vec<u32>,
     /// Generate on past the model's end of sequence.
     pub ignore_eos: bool,
+    /// Answers wanted. The prompt is computed once; answer `i` is what a request for one answer
+    /// with seed `seed + i` gives.
+    pub n: usize,
+    /// Lower numbers are served first; only where the policy is `priority`.
+    pub priority: Option<i32>,
 }
 
 impl Request {
+    /// A request for one answer of up to `max_tokens` tokens, sampled with the defaults.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Request {
+        Request {
+            prompt,
+            max_tokens,
+            sampling: SamplingParams::default(),
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            n: 1,
+            priority: None,
+        }
+    }
+
     /// Refuses what no engine with `vocab_size` tokens could honour, naming field, value and range.
     pub fn check(&self, vocab_size: usize) -> Result<(), InvalidParam> {
         require(!self.prompt.is_empty(), "prompt", "empty", || "at least one token".into())?;
         for &id in &self.prompt {
             require_id("prompt", id, vocab_size)?;
         }
+        require((1..=MAX_CHOICES).contains(&self.n), "n", self.n, || {
+            format!("1 to {MAX_CHOICES}")
+        })?;
         require(self.max_tokens > 0, "max_tokens", self.max_tokens, || "1 or more".into())?;
         require(self.stop.len() <= MAX_STOP_STRINGS, "stop", self.stop.len(), || {
             format!("{MAX_STOP_STRINGS} strings at most")
@@ -165,9 +191,11 @@ impl fmt::Display for InvalidParam {
 
 impl std::error::Error for InvalidParam {}
 
-/// The end of a request or one more token of it.
+/// One more token of an answer, or its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
+    /// Which of the request's answers, from 0.
+    pub choice: usize,
     /// The token; absent only when a request ends between two tokens (cancelled, failed).
     pub token: Option<u32>,
     /// Text that became final with this token: empty while bytes of a character are missing or
@@ -175,8 +203,60 @@ pub struct Event {
     pub text: String,
     /// The token's logprob and its alternatives, when asked for.
     pub logprobs: Option<Logprobs>,
-    /// Why nothing follows; present in the last event only.
-    pub finish: Option<FinishReason>,
+    /// Why nothing follows, and what the answer cost; present in its last event only.
+    pub finish: Option<Finish>,
+}
+
+/// The end of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it cost.
+    pub figures: Figures,
+}
+
+/// What one answer cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Figures {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// From submit to the first step that computed something of it.
+    pub queue: Duration,
+    /// From submit to the first token.
+    pub time_to_first_token: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// Times it was pushed out of the device memory.
+    pub preemptions: u64,
+    /// Bytes of it that were copied between device and host.
+    pub swapped_bytes: u64,
+    /// Tokens computed again after it was pushed out.
+    pub recomputed_tokens: u64,
+}
+
+impl Figures {
+    /// Prompt tokens per second, from the first step on.
+    pub fn prompt_rate(&self) -> f64 {
+        rate(self.prompt_tokens, self.time_to_first_token.saturating_sub(self.queue))
+    }
+
+    /// Generated tokens per second, the first not counted: it belongs to the prompt's step.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode)
+    }
+
+    /// Mean time between two tokens; none with fewer than two.
+    pub fn mean_inter_token(&self) -> Option<Duration> {
+        let gaps = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
+        self.decode.checked_div(gaps)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
 }
 
 /// Natural logarithms of raw probabilities: before penalties, bias and temperature.

@@ -4,10 +4,11 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use deltapool::config::EngineConfig;
-use deltapool::engine::Engine;
-use deltapool::models::{Model, ModelFiles};
+use deltapool::engine::{Engine, EngineError, Scorer};
+use deltapool::models::ModelFiles;
 use deltapool::request::{FinishReason, Request, SamplingParams};
 use deltapool::text::{Specials, TextFiles, Tokenizer};
 use kernels::Isa;
@@ -22,23 +23,28 @@ fn tokenizer() -> Arc<Tokenizer> {
 
 fn engine(isa: Isa, threads: usize) -> Engine {
     let files = ModelFiles::embedded().expect("the model is sound");
-    let model = Model::new(&files, files.load(&mut |_, _| {}).expect("the weights are sound"));
-    let config = EngineConfig { max_num_batched_tokens: 256, max_model_len: 1_100, threads };
-    Engine::new(model, files.defaults, Some(tokenizer()), isa, config).expect("a small engine")
+    let config =
+        EngineConfig { max_num_batched_tokens: 256, threads, ..EngineConfig::one_sequence(1_100) };
+    let builder = Engine::builder(files).tokenizer(Some(tokenizer())).isa(isa).config(config);
+    builder.build().expect("a small engine")
+}
+
+fn score(tokens: &[u32]) -> Result<Vec<f64>, EngineError> {
+    let files = ModelFiles::embedded().expect("the model is sound");
+    let scorer = Scorer::new(&files, (Isa::best(), 2), 1_100, &mut |_, _| {});
+    let never = AtomicBool::new(false);
+    scorer.expect("a small scorer").score(tokens.to_vec(), &never, &mut |_| {})
 }
 
 fn request(prompt: Vec<u32>, max_tokens: usize) -> Request {
     Request {
-        prompt,
-        max_tokens,
         sampling: SamplingParams {
             temperature: 0.0,
             logprobs: Some(0),
             ..SamplingParams::default()
         },
-        stop: Vec::new(),
-        stop_token_ids: Vec::new(),
         ignore_eos: true,
+        ..Request::new(prompt, max_tokens)
     }
 }
 
@@ -53,16 +59,15 @@ fn golden_continuations_come_out_with_their_probabilities() {
     assert_eq!(cases.len(), 5);
     let tokenizer = tokenizer();
     for isa in Isa::available() {
-        let mut engine = engine(isa, 2);
+        let engine = engine(isa, 2);
         for case in cases {
             let text = case["prompt"].as_str().expect("a prompt");
             let prompt = tokenizer.encode_prompt(text, Specials::Plain).expect("it encodes");
             assert_eq!(prompt, ids(&case["prompt_ids"]), "{text}");
             let expected = ids(&case["greedy_ids"]);
-            let events = engine.generate(request(prompt, expected.len()), 0).expect("it fits");
+            let events = engine.submit(request(prompt, expected.len())).expect("it fits");
             let (mut out, mut said, mut logprobs) = (Vec::new(), String::new(), Vec::new());
             for event in events {
-                let event = event.expect("no fault");
                 out.extend(event.token);
                 said.push_str(&event.text);
                 logprobs.extend(event.logprobs.map(|l| l.chosen));
@@ -83,7 +88,6 @@ fn golden_continuations_come_out_with_their_probabilities() {
 #[test]
 fn held_out_stories_cost_the_measured_bits_per_byte() {
     let tokenizer = tokenizer();
-    let mut engine = engine(Isa::best(), 2);
     let (mut nats, mut tokens, mut bytes) = (0.0, 0, 0);
     for line in HELD_OUT.lines() {
         let story: Value = serde_json::from_str(line).expect("a line is an object");
@@ -92,7 +96,7 @@ fn held_out_stories_cost_the_measured_bits_per_byte() {
         ids.truncate(1_024);
         bytes += tokenizer.decode(&ids).len();
         tokens += ids.len() - 1;
-        nats -= engine.score(ids, &mut |_| {}).expect("it fits").iter().sum::<f64>();
+        nats -= score(&ids).expect("it fits").iter().sum::<f64>();
     }
     assert_eq!((HELD_OUT.lines().count(), tokens, bytes), (12, 2_317, 9_415));
     assert!((nats - 988.050).abs() < 0.01, "{nats} nats");
@@ -102,27 +106,24 @@ fn held_out_stories_cost_the_measured_bits_per_byte() {
 
 #[test]
 fn scores_do_not_depend_on_what_follows_within_a_cell() {
-    let mut engine = engine(Isa::best(), 1);
     let tokens: Vec<u32> = (0..150).map(|i| (i * 37 + 5) % 3_072).collect();
-    let whole = engine.score(tokens.clone(), &mut |_| {}).expect("it fits");
-    let shorter = engine.score(tokens[..140].to_vec(), &mut |_| {}).expect("it fits");
+    let whole = score(&tokens).expect("it fits");
+    let shorter = score(&tokens[..140]).expect("it fits");
     assert!(whole[..139] == shorter[..], "rows of one form have the same bits");
 }
 
 #[test]
 fn an_answer_ends_for_each_of_its_reasons_and_gives_everything_back() {
-    let mut engine = engine(Isa::best(), 1);
+    let engine = engine(Isa::best(), 1);
     let tokenizer = tokenizer();
     let prompt = tokenizer.encode_prompt("Once upon a time", Specials::Plain).expect("it encodes");
-    let mut run = |request: Request| {
-        let mut text = String::new();
-        let mut finish = None;
-        for event in engine.generate(request, 7).expect("it fits") {
-            let event = event.expect("no fault");
+    let run = |request: Request| {
+        let (mut text, mut finish) = (String::new(), None);
+        for event in engine.submit(request).expect("it fits") {
             text.push_str(&event.text);
             finish = event.finish;
         }
-        (text, finish.expect("the last event says why"))
+        (text, finish.expect("the last event says why").reason)
     };
     let (text, finish) = run(request(prompt.clone(), 5));
     assert_eq!((text.as_str(), finish), (" there was a young girl", FinishReason::Length));
@@ -137,37 +138,39 @@ fn an_answer_ends_for_each_of_its_reasons_and_gives_everything_back() {
     let (_, finish) = run(Request { ignore_eos: false, ..request(prompt.clone(), 1_000) });
     assert_eq!(finish.as_str(), "stop");
     // Dropped in mid-answer, then used again: nothing leaks (the pool holds one sequence).
-    let mut generation = engine.generate(request(prompt.clone(), 1_000), 7).expect("it fits");
-    generation.next().expect("a first token").expect("no fault");
-    drop(generation);
-    engine.cancel_flag().store(true, std::sync::atomic::Ordering::Relaxed);
-    let events: Vec<_> = engine.generate(request(prompt, 1_000), 7).expect("it fits").collect();
-    assert_eq!(events.len(), 1);
-    let event = events.into_iter().next().expect("one event").expect("no fault");
-    assert_eq!(event.finish, Some(FinishReason::Cancelled));
+    let mut dropped = engine.submit(request(prompt.clone(), 1_000)).expect("it fits");
+    dropped.next().expect("a first token");
+    drop(dropped);
+    let cancelled = engine.submit(request(prompt, 1_000)).expect("it fits");
+    cancelled.cancel();
+    let last = cancelled.last().expect("one event").finish.expect("it is the last");
+    assert_eq!(last.reason, FinishReason::Cancelled);
+    engine.drain();
+    let (device, held) = (engine.stats().device, engine.stats().occupancy);
+    assert_eq!((device.free_pages, held), (device.pages, Default::default()));
 }
 
 #[test]
 fn what_an_engine_cannot_honour_is_refused_with_the_limit() {
-    let mut engine = engine(Isa::best(), 1);
-    let refusal = |engine: &mut Engine, request| match engine.generate(request, 0) {
+    let engine = engine(Isa::best(), 1);
+    let refusal = |request| match engine.submit(request) {
         Ok(_) => panic!("the request was taken"),
         Err(error) => error.to_string(),
     };
+    let error = refusal(request(vec![1; 1_000], 101));
+    assert!(error.starts_with("1101 tokens, prompt and answer together, do not fit: "), "{error}");
+    assert!(error.contains("--max-model-len is 1100, and the device memory holds"), "{error}");
+    assert_eq!(refusal(request(vec![3_072], 1)), "prompt is token 3072, allowed: tokens 0 to 3071");
+    assert_eq!(refusal(request(vec![], 1)), "prompt is empty, allowed: at least one token");
     assert_eq!(
-        refusal(&mut engine, request(vec![1; 1_000], 101)),
-        "1101 tokens do not fit: the limit is 1100 tokens, prompt and answer together"
+        refusal(Request { priority: Some(3), ..request(vec![1], 1) }),
+        "priority is 3, but --scheduling-policy is fcfs, which knows none"
     );
-    assert_eq!(
-        refusal(&mut engine, request(vec![3_072], 1)),
-        "prompt is token 3072, allowed: tokens 0 to 3071"
-    );
-    assert_eq!(
-        refusal(&mut engine, request(vec![], 1)),
-        "prompt is empty, allowed: at least one token"
-    );
-    let error = engine.score(vec![4], &mut |_| {}).unwrap_err();
+    assert_eq!(refusal(Request { n: 129, ..request(vec![1], 1) }), "n is 129, allowed: 1 to 128");
+    let error = score(&[4]).unwrap_err();
     assert_eq!(error.to_string(), "tokens is 1, allowed: two or more to score");
-    let error = engine.score(vec![4, 9_999], &mut |_| {}).unwrap_err();
+    let error = score(&[4, 9_999]).unwrap_err();
     assert_eq!(error.to_string(), "tokens is token 9999, allowed: tokens 0 to 3071");
+    engine.drain();
+    assert_eq!(refusal(request(vec![1], 1)), "the engine is draining and takes no more requests");
 }

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use deltapool::cli::inspect::{InspectArgs, Table, parse_bytes, report};
+use deltapool::cli::inspect::{InspectArgs, Table, report};
+use deltapool::config::parse_bytes;
 use deltapool::inspect::Report;
 use tempfile::TempDir;
 

@@ -65,6 +65,8 @@ fn invalid_requests_are_told_by_field_value_and_range() {
         (|r| r.prompt.clear(), "prompt is empty, allowed: at least one token"),
         (|r| r.prompt.push(100), "prompt is token 100, allowed: tokens 0 to 99"),
         (|r| r.max_tokens = 0, "max_tokens is 0, allowed: 1 or more"),
+        (|r| r.n = 0, "n is 0, allowed: 1 to 128"),
+        (|r| r.n = 129, "n is 129, allowed: 1 to 128"),
         (|r| r.stop = vec!["x".into(); 17], "stop is 17, allowed: 16 strings at most"),
         (
             |r| r.stop = vec![String::new()],
@@ -81,12 +83,9 @@ fn invalid_requests_are_told_by_field_value_and_range() {
         (|r| r.sampling.top_p = 7.0, "top_p is 7, allowed: above 0, at most 1"),
     ];
     let sound = Request {
-        prompt: vec![1, 2, 99],
-        max_tokens: 1,
-        sampling: SamplingParams::default(),
         stop: vec!["\n\n".into()],
         stop_token_ids: vec![0],
-        ignore_eos: false,
+        ..Request::new(vec![1, 2, 99], 1)
     };
     assert_eq!(sound.check(100), Ok(()));
     for (change, text) in table {

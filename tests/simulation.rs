@@ -52,8 +52,19 @@ fn long_seeds_give_every_sequence_the_tokens_it_has_alone() {
 /// Each planted fault is caught within some seeds: the test can fail.
 #[test]
 fn planted_faults_are_caught() {
-    for fault in Fault::ALL {
-        let caught = std::panic::catch_unwind(|| run(0..3_000, false, Some(fault)));
+    caught(&Fault::OUTSIDE);
+}
+
+/// Those that sit in the scheduler: `cargo test --features faults`.
+#[cfg(feature = "faults")]
+#[test]
+fn faults_within_the_scheduler_are_caught() {
+    caught(&Fault::WITHIN);
+}
+
+fn caught(faults: &[Fault]) {
+    for fault in faults {
+        let caught = std::panic::catch_unwind(|| run(0..3_000, false, Some(*fault)));
         assert!(!matches!(caught, Ok(Ok(_))), "{fault:?} was not caught");
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::cli::inspect::InspectError;
-use crate::engine::EngineError;
+use crate::engine::{EngineError, SubmitError};
 use crate::models::ModelError;
 use crate::text::TextError;
 
@@ -37,6 +37,12 @@ pub enum CliError {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The engine does not take a request.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The engine gave a request up.
+    #[error("{0}")]
+    Failed(String),
     /// Inspection.
     #[error(transparent)]
     Inspect(#[from] InspectError),
@@ -71,10 +77,16 @@ impl CliError {
             | CliError::NoModel => 3,
             CliError::Engine(error) => match error {
                 EngineError::Memory { .. } | EngineError::Arena(_) => 4,
-                EngineError::Limit(_) | EngineError::Param(_) | EngineError::TooLong { .. } => {
-                    CliError::USAGE
-                }
-                _ => 1,
+                EngineError::Limit(_)
+                | EngineError::Layout { .. }
+                | EngineError::Param(_)
+                | EngineError::TooLong { .. } => CliError::USAGE,
+                EngineError::Model(_) => 3,
+                EngineError::Threads(_) | EngineError::Sample { .. } | EngineError::Cancelled => 1,
+            },
+            CliError::Submit(error) => match error {
+                SubmitError::Draining | SubmitError::Stopped => 1,
+                _ => CliError::USAGE,
             },
             CliError::Inspect(error) => match error {
                 InspectError::Model(_) | InspectError::NoModel => 3,
@@ -82,7 +94,7 @@ impl CliError {
                 InspectError::Write { source, .. } => pipe_code(source),
             },
             CliError::Output(error) => pipe_code(error),
-            CliError::File { .. } => 1,
+            CliError::File { .. } | CliError::Failed(_) => 1,
             CliError::Interrupted => 130,
         }
     }

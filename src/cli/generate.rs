@@ -1,6 +1,5 @@
 //! `deltapool generate`: continues a prompt.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{IsTerminal, stdout};
 use std::path::PathBuf;
 
@@ -10,12 +9,12 @@ use serde_json::{Map, Value, json};
 
 use super::CliError;
 use super::common::CommonArgs;
-use super::loading::{Files, is_shown};
+use super::loading::{Files, is_shown, on_interrupt};
 use super::output::{JsonTarget, grouped, print};
 use super::prompt::{Source, check_vocabulary};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
-use crate::engine::{EngineError, Timings};
-use crate::request::{FinishReason, Request, SamplingParams};
+use crate::engine::{EngineError, EngineLimits};
+use crate::request::{Figures, Finish, FinishReason, Request, SamplingParams};
 use crate::text::{Chat, ChatTemplate, Specials, TextError, Tokenizer};
 
 /// Tokens to generate when nobody says, and the context has room for them.
@@ -88,16 +87,17 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     }
     let config = EngineConfig {
         max_num_batched_tokens: args.max_num_batched_tokens,
-        max_model_len: tokens,
         threads: args.common.threads(),
+        ..EngineConfig::one_sequence(tokens)
     };
-    let mut engine = files.engine(tokenizer, isa, config, args.common.quiet)?;
+    let engine = files.engine(tokenizer, isa, config, args.common.quiet, |_| {})?;
+    let stopper = engine.stopper();
+    on_interrupt(move || stopper.cancel_all())?;
     let target = args.common.json_target();
-    let seed = request.sampling.seed.unwrap_or_else(random_seed);
     let mut answer = Answer { prompt: request.prompt.clone(), ..Answer::default() };
-    let mut generation = engine.generate(request, seed)?;
-    for event in generation.by_ref() {
-        let event = event?;
+    let handle = engine.submit(request)?;
+    let seed = handle.seed();
+    for event in handle {
         answer.ids.extend(event.token);
         answer.logprobs.extend(event.logprobs.map(|l| l.chosen));
         answer.text.push_str(&event.text);
@@ -106,9 +106,13 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
             print(&event.text)?;
         }
     }
-    answer.timings = generation.timings();
-    answer.state_bytes = generation.state_bytes();
-    drop(generation);
+    let Some(Finish { reason, .. }) = &answer.finish else {
+        unreachable!("an answer ends with its last event")
+    };
+    if let FinishReason::Failed(reason) = reason {
+        return Err(CliError::Failed(reason.clone()));
+    }
+    answer.state_bytes = answer.state_bytes(engine.limits());
     if target != JsonTarget::Output && stdout().is_terminal() {
         print("\n")?; // for the prompt of the shell; a pipe gets the text and nothing else
     }
@@ -116,14 +120,13 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     if is_shown(args.common.quiet) {
         eprintln!("{}", answer.summary());
     }
-    if answer.finish == Some(FinishReason::Cancelled) { Err(CliError::Interrupted) } else { Ok(()) }
+    let cancelled = answer.finish.is_some_and(|end| end.reason == FinishReason::Cancelled);
+    if cancelled { Err(CliError::Interrupted) } else { Ok(()) }
 }
 
 fn request(args: &GenerateArgs, prompt: Vec<u32>, context: usize) -> Request {
     let room = context.saturating_sub(prompt.len()).clamp(1, DEFAULT_MAX_TOKENS);
     Request {
-        prompt,
-        max_tokens: args.max_tokens.unwrap_or(room),
         sampling: SamplingParams {
             temperature: args.temperature,
             top_k: args.top_k,
@@ -134,8 +137,8 @@ fn request(args: &GenerateArgs, prompt: Vec<u32>, context: usize) -> Request {
             ..SamplingParams::default()
         },
         stop: args.stop.clone(),
-        stop_token_ids: Vec::new(),
         ignore_eos: args.ignore_eos,
+        ..Request::new(prompt, args.max_tokens.unwrap_or(room))
     }
 }
 
@@ -173,11 +176,6 @@ fn prompt_ids(
     Ok(tokenizer.encode(&rendered, Specials::Parse)?)
 }
 
-/// A seed nobody can foresee: the standard library's hash keys come from the system.
-fn random_seed() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
 /// What came out.
 #[derive(Default)]
 struct Answer {
@@ -185,20 +183,30 @@ struct Answer {
     ids: Vec<u32>,
     logprobs: Vec<f32>,
     text: String,
-    finish: Option<FinishReason>,
-    timings: Timings,
+    finish: Option<Finish>,
     state_bytes: usize,
 }
 
 impl Answer {
+    /// What a sequence of this length holds: a slot and whole blocks.
+    fn state_bytes(&self, limits: &EngineLimits) -> usize {
+        let tokens = self.prompt.len() + self.ids.len();
+        let blocks = tokens.div_ceil(kernels::BLOCK_LEN);
+        limits.device.slot_bytes + blocks * limits.device.block_bytes
+    }
+
+    fn figures(&self) -> Figures {
+        self.finish.as_ref().map(|finish| finish.figures).unwrap_or_default()
+    }
+
     fn json(&self, seed: u64) -> Value {
-        let t = &self.timings;
+        let t = &self.figures();
         json!({
             "prompt_ids": self.prompt,
             "output_ids": self.ids,
             "text": self.text,
             "logprobs": self.logprobs,
-            "finish_reason": self.finish.as_ref().map(FinishReason::as_str),
+            "finish_reason": self.finish.as_ref().map(|finish| finish.reason.as_str()),
             "seed": seed,
             "timings": {
                 "prompt_tokens": t.prompt_tokens,
@@ -213,7 +221,7 @@ impl Answer {
     }
 
     fn summary(&self) -> String {
-        let t = &self.timings;
+        let t = &self.figures();
         format!(
             "prompt {} tokens, {:.0} tok/s; decode {} tokens, {:.0} tok/s; ttft {:.0} ms; state {} \
              bytes",

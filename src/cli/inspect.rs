@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use kernels::Dtype;
 
 use super::output::grouped;
+use crate::config::parse_bytes;
 use crate::inspect::{LayerRun, Report, StateDtypes};
 use crate::models::{ModelError, ModelFiles};
 
@@ -126,36 +127,6 @@ fn embedded() -> Result<ModelFiles, InspectError> {
 #[cfg(not(feature = "embedded-model"))]
 fn embedded() -> Result<ModelFiles, InspectError> {
     Err(InspectError::NoModel)
-}
-
-/// A number of bytes as people write it: `80GB` is 80 * 1000^3, `80GiB` is 80 * 1024^3.
-///
-/// # Errors
-/// A text that is not a number with one of these suffixes, or a number beyond all memories.
-pub fn parse_bytes(text: &str) -> Result<usize, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, suffix) = text.split_at(digits);
-    let unit: u64 = match suffix.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" => 1000,
-        "m" | "mb" => 1000_u64.pow(2),
-        "g" | "gb" => 1000_u64.pow(3),
-        "t" | "tb" => 1000_u64.pow(4),
-        "kib" => 1 << 10,
-        "mib" => 1 << 20,
-        "gib" => 1 << 30,
-        "tib" => 1 << 40,
-        _ => return Err(format!("{suffix:?} is no unit of bytes; use e.g. 80GB or 24GiB")),
-    };
-    let bytes = match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(unit),
-        Err(_) => {
-            let value = number.parse::<f64>().map_err(|_| format!("{text:?} is no number"))?;
-            Some((value * unit as f64) as u64).filter(|bytes| *bytes < 1 << 53)
-        }
-    };
-    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-    bytes.ok_or_else(|| format!("{text} is more than can be addressed"))
 }
 
 /// The report for people.

@@ -3,15 +3,15 @@
 use std::io::{IsTerminal, stderr};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kernels::Isa;
 
 use super::CliError;
 use crate::config::EngineConfig;
-use crate::engine::Engine;
-use crate::models::{Model, ModelFiles};
+use crate::engine::{Engine, EngineLimits};
+use crate::models::ModelFiles;
 use crate::text::{TextError, TextFiles, Tokenizer};
 
 /// The files of a model: what it is, and how text becomes ids.
@@ -38,34 +38,49 @@ impl Files {
         }
     }
 
-    /// Loads the weights and makes an engine that ends what it does when Ctrl-C is pressed.
+    /// Derives the limits, loads the weights and starts an engine. `tell` hears the limits before
+    /// anything is loaded.
     pub fn engine(
         self,
         tokenizer: Option<Arc<Tokenizer>>,
         isa: Isa,
         config: EngineConfig,
         quiet: bool,
+        tell: impl FnOnce(&EngineLimits),
     ) -> Result<Engine, CliError> {
-        config.check().map_err(|error| CliError::Usage(error.to_string()))?;
-        let bar = bar(quiet, "loading {bar:40} {bytes}/{total_bytes}");
-        let weights = self.model.load(&mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        });
+        let (bar, show) = loading_bar(quiet);
+        let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
+        let builder = builder.on_load(show);
+        tell(&builder.limits()?);
+        let engine = builder.build();
         bar.finish_and_clear();
-        let model = Model::new(&self.model, weights?);
-        let engine = Engine::new(model, self.model.defaults, tokenizer, isa, config)?;
-        let cancel = engine.cancel_flag();
-        // A second Ctrl-C does not wait for the step that is running.
-        let handler = move || {
-            if cancel.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
-            }
-        };
-        ctrlc::set_handler(handler)
-            .map_err(|error| CliError::Usage(format!("no handler for Ctrl-C: {error}")))?;
-        Ok(engine)
+        Ok(engine?)
     }
+}
+
+/// Does `action` when Ctrl-C is pressed. A second Ctrl-C ends the program at once: it does not
+/// wait for the step that is running.
+pub fn on_interrupt(action: impl Fn() + Send + 'static) -> Result<(), CliError> {
+    let pressed = AtomicBool::new(false);
+    let handler = move || {
+        if pressed.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        action();
+    };
+    ctrlc::set_handler(handler)
+        .map_err(|error| CliError::Usage(format!("no handler for Ctrl-C: {error}")))
+}
+
+/// A bar for the loading of weights, and who moves it.
+pub fn loading_bar(quiet: bool) -> (ProgressBar, impl FnMut(usize, usize)) {
+    let bar = bar(quiet, "loading {bar:40} {bytes}/{total_bytes}");
+    let moved = bar.clone();
+    let show = move |done, total| {
+        moved.set_length(total as u64);
+        moved.set_position(done as u64);
+    };
+    (bar, show)
 }
 
 #[cfg(feature = "embedded-model")]

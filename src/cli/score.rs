@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use kernels::Isa;
@@ -9,11 +10,10 @@ use serde_json::{Value, json};
 
 use super::CliError;
 use super::common::CommonArgs;
-use super::loading::{Files, bar};
+use super::loading::{Files, bar, loading_bar, on_interrupt};
 use super::output::{JsonTarget, print};
 use super::prompt::{Source, check_vocabulary};
-use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, Scorer};
 use crate::text::{Specials, TextError, Tokenizer};
 
 /// Arguments of `score`.
@@ -51,15 +51,18 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     if tokens.len() > limit {
         return Err(EngineError::TooLong { tokens: tokens.len(), limit }.into());
     }
-    let config = EngineConfig {
-        max_num_batched_tokens: DEFAULT_MAX_NUM_BATCHED_TOKENS,
-        max_model_len: tokens.len(),
-        threads: args.common.threads(),
-    };
-    let mut engine = files.engine(None::<Arc<Tokenizer>>, isa, config, args.common.quiet)?;
+    let (loading, mut show) = loading_bar(args.common.quiet);
+    let cpu = (isa, args.common.threads());
+    let scorer = Scorer::new(&files.model, cpu, tokens.len(), &mut show);
+    loading.finish_and_clear();
+    let mut scorer = scorer?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    let cancelled = Arc::clone(&cancel);
+    on_interrupt(move || cancelled.store(true, Ordering::Relaxed))?;
     let bar = bar(args.common.quiet, "scoring {bar:40} {pos}/{len} tokens");
     bar.set_length(tokens.len() as u64);
-    let scored = engine.score(tokens.clone(), &mut |done| bar.set_position(done as u64));
+    let show = &mut |done| bar.set_position(done as u64);
+    let scored = scorer.score(tokens.clone(), &cancel, show);
     bar.finish_and_clear();
     let logprobs = match scored {
         Err(EngineError::Cancelled) => return Err(CliError::Interrupted),

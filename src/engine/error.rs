@@ -1,24 +1,56 @@
-//! Why the engine refuses or ends a request.
+//! Why an engine cannot be built, or a score not be computed.
 
 use std::io;
 
 use kernels::ArenaError;
-use state_pool::{LayoutError, PoolError};
+use state_pool::LayoutError;
 
 use crate::config::InvalidLimit;
+use crate::models::ModelError;
 use crate::request::InvalidParam;
-use crate::text::TextError;
 
-/// Why the engine refuses or ends a request.
+/// Why an engine cannot be built, or a score not be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A limit cannot work.
     #[error(transparent)]
     Limit(#[from] InvalidLimit),
-    /// A parameter of a request is out of its range.
+    /// A tier's memory does not suit the model.
+    #[error("{flag}: {source}")]
+    Layout {
+        /// The flag that sets the memory.
+        flag: &'static str,
+        /// What is wrong.
+        source: LayoutError,
+    },
+    /// The machine has less memory than the limits ask for.
+    #[error(
+        "{needed} bytes of memory are needed ({what}), and {available} are free after the weights; \
+         {advice}"
+    )]
+    Memory {
+        /// Bytes needed.
+        needed: usize,
+        /// What for.
+        what: String,
+        /// Bytes that are free.
+        available: usize,
+        /// What would work.
+        advice: String,
+    },
+    /// The model's weights.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The system refused to start threads.
+    #[error("cannot start the threads to compute with: {0}")]
+    Threads(io::Error),
+    /// The system refused memory it said it had.
+    #[error(transparent)]
+    Arena(#[from] ArenaError),
+    /// What is to be scored is out of range.
     #[error(transparent)]
     Param(#[from] InvalidParam),
-    /// A request is longer than the engine's limit.
+    /// More tokens than a limit allows.
     #[error("{tokens} tokens do not fit: the limit is {limit} tokens, prompt and answer together")]
     TooLong {
         /// Tokens asked for.
@@ -26,33 +58,6 @@ pub enum EngineError {
         /// The limit.
         limit: usize,
     },
-    /// The machine has not enough memory for a sequence of the limit's length.
-    #[error(
-        "a sequence of {tokens} tokens takes {needed} bytes of memory, and {available} are free; \
-         {would_fit} tokens would fit"
-    )]
-    Memory {
-        /// The limit.
-        tokens: usize,
-        /// Bytes it takes.
-        needed: usize,
-        /// Bytes that are free.
-        available: usize,
-        /// Tokens that would fit.
-        would_fit: usize,
-    },
-    /// The system refused to start threads.
-    #[error("cannot start the threads to compute with: {0}")]
-    Threads(io::Error),
-    /// The system refused memory it said it had.
-    #[error(transparent)]
-    Arena(#[from] ArenaError),
-    /// No pool can be made for the model.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The pool lacks a unit.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
     /// The model's logits are broken.
     #[error("token {position}: {reason}")]
     Sample {
@@ -61,9 +66,6 @@ pub enum EngineError {
         /// What is broken.
         reason: String,
     },
-    /// Stop strings or tokenizer.
-    #[error(transparent)]
-    Text(#[from] TextError),
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

@@ -1,61 +1,113 @@
-//! Probabilities of given tokens.
+//! Probabilities of given tokens: one sequence, without a scheduler.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kernels::{Cpu, Isa};
+use state_pool::{SequenceState, StatePool, Tier};
+
+use super::EngineError;
+use super::executor::CpuExecutor;
+use super::limits::EngineLimits;
 use super::lower::lower;
 use super::sampler::{SampleError, refuse_broken};
-use super::{Engine, EngineError, FITS};
-use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
+use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, available_memory};
+use crate::models::{Model, ModelFiles};
 use crate::request::InvalidParam;
-use crate::scheduler::{Sequence, StepPlan, TokenBudget, Wanted};
+use crate::scheduler::{Sequence, SequenceId, StepPlan, TokenBudget, Wanted};
 
-impl Engine {
+/// Why a plan for the one sequence finds its units.
+const FITS: &str = "the pool was made for this sequence";
+
+/// Tells how likely texts are.
+#[derive(Debug)]
+pub struct Scorer {
+    executor: CpuExecutor,
+    pool: StatePool,
+    limit: usize,
+}
+
+impl Scorer {
+    /// A scorer of up to `limit` tokens, with memory for as many.
+    ///
+    /// # Errors
+    /// Too little memory, or weights that cannot be loaded.
+    pub fn new(
+        files: &ModelFiles,
+        (isa, threads): (Isa, usize),
+        limit: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Scorer, EngineError> {
+        let config = EngineConfig {
+            max_num_batched_tokens: LEAST_MAX_NUM_BATCHED_TOKENS,
+            threads,
+            ..EngineConfig::one_sequence(limit)
+        };
+        let weights = files.stored_bytes()?.unwrap_or(0);
+        let free = available_memory().map(|free| free.saturating_sub(weights));
+        let limits = EngineLimits::derive(&files.spec, &config, free)?;
+        let model = Model::new(files, files.load(progress)?);
+        let cpu = Cpu::new(isa, threads).map_err(EngineError::Threads)?;
+        let bytes = (limits.device.arena_bytes(), 0);
+        let executor = CpuExecutor::new(cpu, model, bytes, limits.most_rows)?;
+        Ok(Scorer { executor, pool: StatePool::new(Tier::Device, limits.device), limit })
+    }
+
     /// The natural-log probability of each token after the first, given those before it.
     ///
     /// Tokens are computed in spans of 64, so that the logits at hand are bounded whatever the
-    /// length. `progress` hears the tokens done.
+    /// length. `progress` hears the tokens done; `cancel` ends it before its next span.
     ///
     /// # Errors
-    /// Fewer than two tokens, a token beyond the vocabulary, more tokens than the engine's limit,
-    /// or cancellation.
+    /// Fewer than two tokens, a token beyond the vocabulary, more tokens than the limit, broken
+    /// logits, or cancellation.
     pub fn score(
         &mut self,
         tokens: Vec<u32>,
+        cancel: &AtomicBool,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f64>, EngineError> {
-        self.check_scored(&tokens)?;
-        let mut sequence = self.begin(tokens)?;
-        let scored = self.score_sequence(&mut sequence, progress);
+        self.check(&tokens)?;
+        let state = SequenceState::allocate(&mut self.pool, 0).expect(FITS);
+        let mut sequence = Sequence::on_device(SequenceId(0), tokens, state);
+        let scored = self.score_sequence(&mut sequence, cancel, progress);
         sequence.release(&mut self.pool);
         self.pool.check();
         scored
     }
 
-    fn check_scored(&self, tokens: &[u32]) -> Result<(), EngineError> {
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
         let refuse = |value: String, allowed: String| {
             Err(EngineError::Param(InvalidParam { field: "tokens", value, allowed }))
         };
         if tokens.len() < 2 {
             return refuse(tokens.len().to_string(), "two or more to score".to_owned());
         }
-        let vocab = self.model().spec().vocab_size;
+        let vocab = self.executor.model().spec().vocab_size;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
             return refuse(format!("token {id}"), format!("tokens 0 to {}", vocab - 1));
         }
-        self.check_length(tokens.len())
+        match tokens.len() {
+            tokens if tokens > self.limit => {
+                Err(EngineError::TooLong { tokens, limit: self.limit })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn score_sequence(
         &mut self,
         sequence: &mut Sequence,
+        cancel: &AtomicBool,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f64>, EngineError> {
-        let vocab = self.model().spec().vocab_size;
-        let grid = self.model().spec().grid();
+        let spec = self.executor.model().spec();
+        let (vocab, grid) = (spec.vocab_size, spec.grid());
         let mut logprobs = Vec::with_capacity(sequence.tokens().len() - 1);
+        let mut plan = StepPlan::default();
         while sequence.computed() < sequence.tokens().len() {
-            if self.is_cancelled() {
+            if cancel.load(Ordering::Relaxed) {
                 return Err(EngineError::Cancelled);
             }
-            let mut plan = StepPlan::default();
             let mut budget = TokenBudget::new(LEAST_MAX_NUM_BATCHED_TOKENS, 0);
             plan.add(sequence, &mut self.pool, &mut budget, grid).expect(FITS);
             plan.spans.iter_mut().for_each(|span| span.wanted = Wanted::All);

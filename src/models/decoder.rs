@@ -75,13 +75,18 @@ impl Model {
         let head = if spec.tied_head { embedding } else { weights.tensor(None, Part::Head) };
         Model {
             layers: spec.layers.iter().enumerate().map(layer).collect(),
-            layout: StateLayout::new(&spec, Dtype::F32, Dtype::F32),
+            layout: Model::layout_of(&spec),
             final_norm: weights.vector(None, Part::FinalNorm),
             spec,
             weights,
             embedding,
             head,
         }
+    }
+
+    /// Where the memory of a model lies in slots and blocks, before its weights are there.
+    pub fn layout_of(spec: &ModelSpec) -> StateLayout {
+        StateLayout::new(spec, Dtype::F32, Dtype::F32)
     }
 
     /// What the model is.

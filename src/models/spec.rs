@@ -241,6 +241,27 @@ impl ModelSpec {
         self.required().iter().map(Required::values).sum()
     }
 
+    /// Weights that the forward pass of one token multiplies with: all matrices, of the experts
+    /// only as many as are chosen.
+    pub fn active_weights(&self) -> usize {
+        let top_k = |layer: usize| match &self.layers[layer].ffn {
+            Ffn::Dense { .. } => 0,
+            Ffn::Moe(moe) => moe.router.top_k,
+        };
+        let counts = |required: &Required| match (required.part, required.layer) {
+            // A row of the embedding is read, not multiplied, unless it is the head too.
+            (Part::Embedding, _) => self.tied_head,
+            (
+                Part::ExpertGate(expert) | Part::ExpertUp(expert) | Part::ExpertDown(expert),
+                Some(layer),
+            ) => expert < top_k(layer),
+            (Part::QueryConv | Part::KeyConv | Part::ValueConv, _) => false,
+            _ => required.shape.len() == 2,
+        };
+        let required = self.required();
+        required.iter().filter(|required| counts(required)).map(Required::values).sum()
+    }
+
     /// Positions at which prompt spans may end and states may be kept: multiples of this.
     pub fn grid(&self) -> usize {
         let cells = |layer: &Layer| !matches!(layer.mixer, Mixer::Gqa(_));

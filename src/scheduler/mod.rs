@@ -12,6 +12,9 @@
 
 mod admission;
 pub mod cost;
+#[cfg(feature = "faults")]
+pub mod faults;
+pub mod limits;
 pub mod plan;
 mod preemption;
 pub mod sequence;
@@ -21,82 +24,22 @@ use std::collections::{BTreeSet, HashMap};
 use state_pool::{PoolStats, SequenceState, StatePool};
 
 pub use cost::Cost;
+pub use limits::{Limits, Refused};
 pub use plan::{
     BlockCopy, Direction, Form, Lack, PlannedSpan, SampledToken, StepPlan, StepReport, TokenBudget,
     Transfer, TransferId, Wanted,
 };
 pub use sequence::{Counters, Place, Sequence, SequenceId};
 
-/// Order in which sequences are served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
-    /// First come, first served.
-    Fcfs,
-    /// Lower priority number first, strictly; first come, first served within a number.
-    Priority,
-}
-
-/// How a sequence is pushed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Preempt {
-    /// Whichever costs less; see [`cost`].
-    Auto,
-    /// Copied to the host; computed again only when the host is full.
-    Swap,
-    /// Always computed again.
-    Recompute,
-}
-
-/// Limits and rules of a scheduler, derived once.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
-    /// Tokens a step may compute.
-    pub max_num_batched_tokens: usize,
-    /// Tokens the first prompt span of a step may always take; a multiple of the grid.
-    pub prefill_floor: usize,
-    /// Sequences that may hold device memory at once.
-    pub max_num_seqs: usize,
-    /// Tokens a sequence may reach.
-    pub max_model_len: usize,
-    /// Pages that admission leaves free while anything runs.
-    pub watermark_pages: usize,
-    /// Positions at which prompt spans may end.
-    pub grid: usize,
-    /// Order of service.
-    pub policy: Policy,
-    /// How a sequence is pushed out.
-    pub preempt: Preempt,
-    /// What it costs.
-    pub cost: Cost,
-}
-
-/// A request that can never run.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// It is longer than the limit.
-    #[error(
-        "{tokens} tokens do not fit: --max-model-len is {max_model_len}, and the device memory \
-         holds {device_tokens} tokens of one sequence"
-    )]
-    TooLong {
-        /// Prompt and answer together.
-        tokens: usize,
-        /// The limit.
-        max_model_len: usize,
-        /// What the device tier holds for one sequence.
-        device_tokens: usize,
-    },
-    /// A priority where the policy has none.
-    #[error("priority {priority} is given, but --scheduling-policy is fcfs")]
-    PriorityUnderFcfs {
-        /// The priority.
-        priority: i32,
-    },
-}
-
 /// Counts since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedulerStats {
+    /// Steps planned.
+    pub steps: u64,
+    /// Prompt tokens computed, those of replayed prompts too.
+    pub prompt_tokens: u64,
+    /// Generated tokens computed, replayed ones too.
+    pub generated_tokens: u64,
     /// Sequences parked on the host.
     pub parked: u64,
     /// Sequences that came back from it.
@@ -107,21 +50,27 @@ pub struct SchedulerStats {
     pub host_full: u64,
     /// Transfers that failed.
     pub failed_transfers: u64,
+    /// Bytes copied between the tiers.
+    pub swapped_bytes: u64,
     /// Steps in which a fork found no free slot.
     pub forks_without_slot: u64,
     /// Steps in which two sequences or more lacked a unit.
     pub lacking_together: u64,
-    /// Prompt tokens computed.
-    pub prompt_tokens: u64,
+    /// Slots held beside the one of their sequence, each for one step: a fork's first.
+    pub second_slots: u64,
 }
 
-/// What the sequences of a step drew, for the engine to judge.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Drawn {
-    /// Who.
-    pub sequence: SequenceId,
-    /// The token, now the last of the sequence, or why there is none.
-    pub token: Result<u32, String>,
+/// What is where, now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Occupancy {
+    /// Sequences on the device.
+    pub running: usize,
+    /// Sequences that wait, or are computed again from the start.
+    pub waiting: usize,
+    /// Sequences on the host.
+    pub parked: usize,
+    /// Sequences between the two.
+    pub in_flight: usize,
 }
 
 /// Place in a queue: class first, then who came first.
@@ -147,15 +96,25 @@ pub struct Scheduler {
     waiting: BTreeSet<Rank>,
     parked: BTreeSet<Rank>,
     in_flight: Vec<InFlight>,
+    /// Sequences to be parked in the next plan.
+    to_park: Vec<SequenceId>,
     /// Sequences admitted past a waiting one that did not fit.
     skipped: usize,
     next_sequence: u64,
     next_transfer: u64,
     stats: SchedulerStats,
+    /// Memory of the last plan, and of the list that a plan goes over, to be used again.
+    spare: (StepPlan, Vec<SequenceId>),
+    /// A fault to be caught by a test.
+    #[cfg(feature = "faults")]
+    pub fault: Option<faults::Fault>,
 }
 
 impl Scheduler {
     /// A scheduler over the pools of two tiers of one model.
+    ///
+    /// # Panics
+    /// When the limits contradict each other.
     pub fn new(limits: Limits, device: StatePool, host: StatePool) -> Scheduler {
         assert!(limits.max_num_seqs <= limits.max_num_batched_tokens);
         assert!(limits.prefill_floor.is_multiple_of(limits.grid));
@@ -168,10 +127,14 @@ impl Scheduler {
             waiting: BTreeSet::new(),
             parked: BTreeSet::new(),
             in_flight: Vec::new(),
+            to_park: Vec::new(),
             skipped: 0,
             next_sequence: 0,
             next_transfer: 0,
             stats: SchedulerStats::default(),
+            spare: Default::default(),
+            #[cfg(feature = "faults")]
+            fault: None,
         }
     }
 
@@ -179,7 +142,7 @@ impl Scheduler {
     /// their names, the first choice's first.
     ///
     /// # Errors
-    /// What can never run.
+    /// What can never run; see [`Limits::check`].
     ///
     /// # Panics
     /// When the prompt is empty or no choice is wanted.
@@ -191,36 +154,24 @@ impl Scheduler {
         priority: Option<i32>,
     ) -> Result<Vec<SequenceId>, Refused> {
         assert!(!prompt.is_empty() && choices > 0, "a request asks for something");
-        self.check_length(prompt.len().saturating_add(max_tokens))?;
-        let priority = match (self.limits.policy, priority) {
-            (Policy::Fcfs, Some(priority)) => return Err(Refused::PriorityUnderFcfs { priority }),
-            (_, priority) => priority.unwrap_or(0),
-        };
-        let ids: Vec<SequenceId> =
-            (0..choices as u64).map(|i| SequenceId(self.next_sequence + i)).collect();
-        self.next_sequence += choices as u64;
+        let tokens = prompt.len().saturating_add(max_tokens);
+        self.limits.check(tokens, priority, self.device.layout())?;
+        let priority = priority.unwrap_or(0);
+        let siblings = self.next_sequence..self.next_sequence + choices as u64;
+        self.next_sequence = siblings.end;
+        let ids: Vec<SequenceId> = siblings.clone().map(SequenceId).collect();
+        let leader = ids[0];
         for id in &ids {
-            let place = if *id == ids[0] { Place::Waiting } else { Place::Forking };
+            let place = if *id == leader { Place::Waiting } else { Place::Forking { leader } };
             let mut sequence = Sequence::new(*id, prompt.to_vec(), priority, place);
-            if *id == ids[0] {
+            sequence.siblings = siblings.clone();
+            if *id == leader {
                 sequence.forks = ids[1..].to_vec();
             }
             self.sequences.insert(*id, sequence);
         }
-        self.waiting.insert((priority, ids[0]));
+        self.waiting.insert((priority, leader));
         Ok(ids)
-    }
-
-    /// Of the last token only the id is needed, not its state.
-    fn check_length(&self, tokens: usize) -> Result<(), Refused> {
-        let max_model_len = self.limits.max_model_len;
-        let layout = self.device.layout();
-        let blocks = (tokens - 1).div_ceil(state_pool::BLOCK_LEN);
-        if tokens > max_model_len || layout.pages_for(blocks, 1).is_none() {
-            let device_tokens = layout.max_tokens();
-            return Err(Refused::TooLong { tokens, max_model_len, device_tokens });
-        }
-        Ok(())
     }
 
     /// Ends a sequence: it has its last token, failed, or is not wanted any more. Its units are
@@ -238,13 +189,14 @@ impl Scheduler {
             Place::Waiting => {
                 self.waiting.remove(&rank);
             }
-            Place::Forking => {
-                for other in self.sequences.values_mut() {
-                    other.forks.retain(|fork| *fork != id);
-                }
+            Place::Forking { leader } => {
+                let leader = self.sequences.get_mut(&leader).expect("a fork has a leader");
+                leader.forks.retain(|fork| *fork != id);
             }
             Place::Device(state) => {
                 self.running.retain(|running| *running != id);
+                #[cfg(feature = "faults")]
+                let Some(state) = faults::keep_share(self, state) else { return };
                 state.release(&mut self.device);
             }
             Place::Host(state) => {
@@ -259,24 +211,41 @@ impl Scheduler {
     /// of them; what it has computed of the prompt is computed again.
     fn hand_on_forks(&mut self, sequence: &mut Sequence) {
         let forks = std::mem::take(&mut sequence.forks);
-        let Some((heir, rest)) = forks.split_first() else { return };
-        let heir = self.sequences.get_mut(heir).expect("a fork lives as long as it is wanted");
+        let Some((&leader, rest)) = forks.split_first() else { return };
+        for fork in rest {
+            self.sequence_mut(*fork).place = Place::Forking { leader };
+        }
+        let heir = self.sequence_mut(leader);
         heir.forks = rest.to_vec();
         heir.place = Place::Waiting;
-        self.waiting.insert((heir.priority, heir.id));
+        let rank = (heir.priority, leader);
+        self.waiting.insert(rank);
+    }
+
+    /// Parks a sequence in the next plan, if it runs then and the host has room: what preemption
+    /// does when memory is short, at a moment of the caller's choice.
+    pub fn park(&mut self, id: SequenceId) {
+        self.to_park.push(id);
     }
 
     /// Plans a step.
     pub fn plan(&mut self) -> StepPlan {
+        self.stats.steps += 1;
+        let (plan, mut order) = std::mem::take(&mut self.spare);
         let budget =
             TokenBudget::new(self.limits.max_num_batched_tokens, self.limits.prefill_floor);
-        let mut step = Planning { plan: StepPlan::default(), budget, lacking: 0 };
-        let running = self.running.clone();
+        let mut step = Planning { plan, budget, lacking: 0 };
+        while let Some(id) = self.to_park.pop() {
+            self.park_now(id, &mut step);
+        }
+        order.clear();
+        order.extend_from_slice(&self.running);
         for form in [Form::Step, Form::Chunk] {
-            for id in &running {
+            for id in &order {
                 self.run(*id, form, &mut step);
             }
         }
+        self.spare.1 = order;
         if step.lacking > 1 {
             self.stats.lacking_together += 1;
         }
@@ -297,11 +266,18 @@ impl Scheduler {
                 break;
             }
             let (pool, grid) = (&mut self.device, self.limits.grid);
-            let Err(lack) = step.plan.add(sequence, pool, &mut step.budget, grid) else {
-                return;
+            let lack = match step.plan.add(sequence, pool, &mut step.budget, grid) {
+                Ok(0) => return,
+                Ok(_) => {
+                    sequence.planned_in = self.stats.steps;
+                    #[cfg(feature = "faults")]
+                    faults::free_at_plan(self, &mut step.plan);
+                    return;
+                }
+                Err(lack) => lack,
             };
             if !lacks {
-                self.stats.forks_without_slot += u64::from(lack.fork);
+                self.stats.forks_without_slot += lack.slots as u64;
                 lacks = true;
             }
             if !self.make_room(id, &lack, step) {
@@ -311,31 +287,31 @@ impl Scheduler {
         step.lacking += usize::from(lacks);
     }
 
-    /// Takes in what became of `plan`; returns what was drawn. The engine then ends the sequences
-    /// whose token was their last.
+    /// Takes in what became of `plan`. The engine then ends the sequences whose token was their
+    /// last.
     ///
     /// # Panics
     /// When the report names what was not planned.
-    pub fn commit(&mut self, plan: StepPlan, report: &StepReport) -> Vec<Drawn> {
+    pub fn commit(&mut self, mut plan: StepPlan, report: &StepReport) {
         for span in &plan.spans {
-            if span.form == Form::Chunk {
-                self.stats.prompt_tokens += span.rows as u64;
+            match span.form {
+                Form::Chunk => self.stats.prompt_tokens += span.rows as u64,
+                Form::Step => self.stats.generated_tokens += span.rows as u64,
             }
             let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
             sequence.state_mut().advance(span.rows);
-            if span.wanted == Wanted::Last {
+            if !sequence.forks.is_empty() && span.wanted == Wanted::Last {
                 self.begin_forks(span.sequence);
             }
         }
+        self.stats.second_slots += plan.second_slots() as u64;
         plan.retire(&mut self.device);
-        let mut drawn = Vec::with_capacity(report.sampled.len());
+        self.spare.0 = plan;
         for sample in &report.sampled {
             let Some(sequence) = self.sequences.get_mut(&sample.sequence) else { continue };
             if let Ok(token) = sample.drawn {
                 sequence.tokens.push(token);
             }
-            let token = sample.drawn.clone();
-            drawn.push(Drawn { sequence: sample.sequence, token });
         }
         for id in &report.finished {
             self.transfer_done(*id);
@@ -344,19 +320,28 @@ impl Scheduler {
             self.transfer_failed(*id);
         }
         self.check();
-        drawn
     }
 
-    /// The forks of a sequence that has just computed its prompt share its state from here.
+    /// The forks of a sequence that has just computed its prompt share its state from here. One
+    /// that finds no place waits, and computes the prompt again.
     fn begin_forks(&mut self, id: SequenceId) {
-        let sequence = self.sequences.get_mut(&id).expect("a committed sequence is known");
-        let forks = std::mem::take(&mut sequence.forks);
+        let forks = std::mem::take(&mut self.sequence_mut(id).forks);
         for fork in forks {
-            let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
-            let sequence = self.sequences.get_mut(&fork).expect("a fork that is wanted is known");
-            sequence.place = Place::Device(state);
-            self.running.push(fork);
+            if self.on_device() < self.limits.max_num_seqs {
+                let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
+                self.sequence_mut(fork).place = Place::Device(state);
+                self.running.push(fork);
+            } else {
+                let sequence = self.sequence_mut(fork);
+                sequence.place = Place::Waiting;
+                let rank = (sequence.priority, fork);
+                self.waiting.insert(rank);
+            }
         }
+    }
+
+    fn sequence_mut(&mut self, id: SequenceId) -> &mut Sequence {
+        self.sequences.get_mut(&id).expect("a sequence in a list is known")
     }
 
     /// The sequence of that name, unless it has ended.
@@ -367,6 +352,11 @@ impl Scheduler {
     /// Whether anything is left to do.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty()
+    }
+
+    /// Its limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// The pool of the device tier.
@@ -384,20 +374,32 @@ impl Scheduler {
         self.stats
     }
 
+    /// What is where, now.
+    pub fn occupancy(&self) -> Occupancy {
+        Occupancy {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            parked: self.parked.len(),
+            in_flight: self.in_flight.len(),
+        }
+    }
+
     /// Counts of both pools now: device, host.
     pub fn pools(&self) -> (PoolStats, PoolStats) {
         (self.device.stats(), self.host.stats())
     }
 
-    /// Invariants that hold between steps. Everything is counted in debug builds; the pools'
-    /// counters always are.
+    /// Invariants that hold between steps: the pools' counters, and one handle of a slot for each
+    /// sequence on the device. Debug builds scan everything.
     fn check(&self) {
-        self.device.check();
-        self.host.check();
-        debug_assert!(self.running.iter().all(|id| self.sequences[id].state().is_some()));
-        // One slot per running sequence: shares of a fork's first step do not count as slots.
-        let held = self.device.stats().slots.held;
-        debug_assert!(held <= self.running.len() + self.in_flight.len());
+        let on_device = self.on_device();
+        assert_eq!(self.device.stats().slots.handles, on_device, "a sequence has one slot");
+        self.device.check_counts();
+        self.host.check_counts();
+        if cfg!(debug_assertions) {
+            self.device.check();
+            self.host.check();
+        }
     }
 }
 
@@ -410,20 +412,27 @@ struct Planning {
     lacking: usize,
 }
 
-impl Planning {
-    fn has(&self, id: SequenceId) -> bool {
-        self.plan.spans.iter().any(|span| span.sequence == id)
-    }
-}
-
 /// The blocks of `tokens` tokens.
 fn blocks_for(tokens: usize) -> usize {
     tokens.div_ceil(state_pool::BLOCK_LEN)
 }
 
-/// A state of `len` computed tokens made of fresh units for `tokens` tokens.
-fn fresh_state(pool: &mut StatePool, tokens: usize, len: usize) -> Option<SequenceState> {
-    let state = SequenceState::allocate(pool, tokens).ok()?;
-    let (table, slot, _) = state.into_parts();
-    Some(SequenceState::from_parts(table, slot, len))
+/// A state of `len` computed tokens with room for `tokens` tokens: the first `shared` blocks of
+/// `sibling` in the same tier, else fresh units. None when the pool lacks one; then nothing is
+/// taken.
+fn fresh_state(
+    pool: &mut StatePool,
+    tokens: usize,
+    len: usize,
+    shared: usize,
+    sibling: Option<&SequenceState>,
+) -> Option<SequenceState> {
+    let fresh = pool.allocate(blocks_for(tokens) - shared, 1).ok()?;
+    let mut blocks = match sibling {
+        Some(sibling) => sibling.table().share_first(pool, shared).into_vec(),
+        None => Vec::new(),
+    };
+    blocks.extend(fresh.blocks);
+    let slot = fresh.slots.into_iter().next().expect("a transaction gives what was asked for");
+    Some(SequenceState::from_parts(blocks.into(), slot, len))
 }

@@ -3,6 +3,7 @@
 //! The plan names units by id; the handles behind them stay with their sequences, or with the plan
 //! when this step is the last to read them.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use state_pool::{BLOCK_LEN, BlockHandle, BlockId, SequenceState, SlotHandle, SlotId, StatePool};
@@ -80,8 +81,8 @@ pub struct PlannedSpan {
     pub snapshots: Vec<(usize, SlotId)>,
     /// Whose logits are asked for.
     pub wanted: Wanted,
-    /// Who draws a token from the last row's logits: the sequence, then its forks.
-    pub draws: Vec<SequenceId>,
+    /// Who draws a token from the last row's logits, as a part of [`StepPlan::draws`].
+    pub draws: Range<usize>,
 }
 
 /// A block copied inside the device tier before the spans of its plan: a shared tail that is about
@@ -128,6 +129,8 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// The spans, in order of their rows.
     pub spans: Vec<PlannedSpan>,
+    /// Who draws a token: of each span that is asked for one the sequence, then its forks.
+    pub draws: Vec<SequenceId>,
     /// Transfers that start in this step.
     pub transfers: Vec<Transfer>,
     retired_slots: Vec<SlotHandle>,
@@ -166,24 +169,25 @@ impl StepPlan {
             return Ok(0);
         }
         let last = sequence.computed() + rows == sequence.tokens().len();
-        let mut draws = Vec::new();
-        if last {
-            draws.push(sequence.id());
-            draws.extend_from_slice(&sequence.forks);
-        }
         let (id, state) = (sequence.id(), sequence.state_mut());
         let (start, old) = (state.len(), state.slot().id());
         self.take_units(state, pool, start + rows)?;
+        let write = state.slot().id();
+        let first_draw = self.draws.len();
+        if last {
+            self.draws.push(id);
+            self.draws.extend_from_slice(&sequence.forks);
+        }
         self.spans.push(PlannedSpan {
             sequence: id,
             start,
             rows,
             form,
             read: (start > 0).then_some(old),
-            write: state.slot().id(),
+            write,
             snapshots: Vec::new(),
             wanted: if last { Wanted::Last } else { Wanted::None },
-            draws,
+            draws: first_draw..self.draws.len(),
         });
         budget.take(form, rows);
         Ok(rows)
@@ -198,9 +202,12 @@ impl StepPlan {
     ) -> Result<(), Lack> {
         let shared: Vec<usize> = state.shared_blocks_to_write(pool, end).collect();
         let fork = !state.is_slot_sole(pool);
+        if shared.is_empty() && !fork && state.missing_blocks(end) == 0 {
+            return Ok(());
+        }
         let blocks = state.missing_blocks(end) + shared.len();
         if !pool.fits(blocks, usize::from(fork)) {
-            return Err(Lack { blocks, slots: usize::from(fork), fork });
+            return Err(Lack { blocks, slots: usize::from(fork), places: 0 });
         }
         const FITS: &str = "the pool was asked for all of it";
         state.grow(pool, end).expect(FITS);
@@ -218,12 +225,26 @@ impl StepPlan {
         Ok(())
     }
 
-    /// Releases what the step was the last to read: part of commit.
-    pub fn retire(self, pool: &mut StatePool) {
-        for handle in self.retired_slots {
+    /// Slots that this step reads for the last time, each beside the one its sequence writes.
+    pub fn second_slots(&self) -> usize {
+        self.retired_slots.len()
+    }
+
+    /// Releases what the step was the last to read: part of commit. The plan is empty afterwards,
+    /// to be used again.
+    pub fn retire(&mut self, pool: &mut StatePool) {
+        self.release_retired(pool);
+        self.copies.clear();
+        self.spans.clear();
+        self.draws.clear();
+        self.transfers.clear();
+    }
+
+    pub(super) fn release_retired(&mut self, pool: &mut StatePool) {
+        for handle in self.retired_slots.drain(..) {
             pool.release(handle);
         }
-        for handle in self.retired_blocks {
+        for handle in self.retired_blocks.drain(..) {
             pool.release(handle);
         }
     }
@@ -234,10 +255,11 @@ impl StepPlan {
 pub struct Lack {
     /// Blocks it needs and the pool may not have.
     pub blocks: usize,
-    /// Slots it needs and the pool may not have.
+    /// Slots it needs and the pool may not have: one for a fork's first step, none for others that
+    /// run.
     pub slots: usize,
-    /// It is a fork's first step, which needs a slot of its own.
-    pub fork: bool,
+    /// Places among the sequences that may hold device memory at once.
+    pub places: usize,
 }
 
 /// A token that was drawn.

@@ -1,27 +1,28 @@
 //! Who leaves the device, and how.
 
-use state_pool::SequenceState;
+use state_pool::{SequenceState, Tier};
 
 use super::plan::{Direction, Transfer, TransferId};
 use super::sequence::{Place, Sequence, SequenceId};
-use super::{InFlight, Lack, Planning, Preempt, Scheduler, blocks_for, fresh_state};
+use super::{InFlight, Lack, Planning, Scheduler, blocks_for, fresh_state};
+use crate::config::Preempt;
 
 /// A sequence that came back less than this many tokens ago leaves only when no other helps.
 const FRESH_TOKENS: usize = 64;
 
-/// Failed returns after which a sequence is computed again.
-const MOST_FAILED_RETURNS: u32 = 3;
+/// Failed transfers in a row after which a sequence is computed again.
+const MOST_FAILED_TRANSFERS: u32 = 3;
 
 impl Scheduler {
     /// Makes room for what `id` lacks. True when it is worth asking the pool again in this plan:
     /// otherwise the sequence sits out, while a victim leaves or a transfer frees its units.
     pub(super) fn make_room(&mut self, id: SequenceId, lack: &Lack, step: &mut Planning) -> bool {
-        if self.in_flight.iter().any(|transfer| transfer.direction == Direction::Out) {
+        if self.is_one_leaving() {
             return false;
         }
-        let Some(victim) = self.victim(i32::MIN, lack, step) else {
+        let Some(victim) = self.victim(i32::MIN, lack) else {
             // Sharers of one slot that hold each other up: all but the lowest drop their shares.
-            return lack.fork && self.drop_sharers(id, step);
+            return lack.slots > 0 && self.drop_sharers(id);
         };
         let freed = self.preempt(victim, step);
         freed && victim != id
@@ -29,18 +30,25 @@ impl Scheduler {
 
     /// Pushes out one running sequence of a class above `class`, if that frees what is lacking.
     pub(super) fn push_out_above(&mut self, class: i32, lack: &Lack, step: &mut Planning) {
-        let leaving = self.in_flight.iter().any(|t| t.direction == Direction::Out);
-        if !leaving && let Some(victim) = self.victim(class.saturating_add(1), lack, step) {
+        if !self.is_one_leaving()
+            && let Some(victim) = self.victim(class.saturating_add(1), lack)
+        {
             self.preempt(victim, step);
         }
+    }
+
+    fn is_one_leaving(&self) -> bool {
+        self.in_flight.iter().any(|transfer| transfer.direction == Direction::Out)
     }
 
     /// The sequence to leave: of the highest number, then with the fewest tokens computed, then
     /// the newest; of class `least` or above; none that this plan computes; none that frees
     /// nothing of what is lacking; one that just came back only when no other helps.
-    fn victim(&self, least: i32, lack: &Lack, step: &Planning) -> Option<SequenceId> {
+    fn victim(&self, least: i32, lack: &Lack) -> Option<SequenceId> {
         let helps = |sequence: &&Sequence| {
-            sequence.priority >= least && !step.has(sequence.id) && self.frees(sequence, lack)
+            sequence.priority >= least
+                && sequence.planned_in != self.stats.steps
+                && (lack.places > 0 || self.frees(sequence, lack))
         };
         let rank = |sequence: &&Sequence| {
             let back = sequence.returned_at.map_or(usize::MAX, |at| sequence.computed() - at);
@@ -64,33 +72,66 @@ impl Scheduler {
     }
 
     /// Parks or drops a running sequence. True when its units are free at once.
-    pub(super) fn preempt(&mut self, id: SequenceId, step: &mut Planning) -> bool {
-        self.running.retain(|running| *running != id);
-        let sequence = self.sequences.get_mut(&id).expect("a victim is known");
-        sequence.counters.preemptions += 1;
+    fn preempt(&mut self, id: SequenceId, step: &mut Planning) -> bool {
+        let sequence = &self.sequences[&id];
         let len = sequence.computed();
+        let (shared, _) = self.sibling_blocks(sequence, Tier::Host);
         let swap = match self.limits.preempt {
-            _ if len == 0 => false,
+            _ if len == 0 || sequence.failed_transfers >= MOST_FAILED_TRANSFERS => false,
             Preempt::Recompute => false,
             Preempt::Swap => true,
-            Preempt::Auto => self.limits.cost.prefers_swap(len, blocks_for(len)),
+            Preempt::Auto => self.limits.cost.prefers_swap(len, blocks_for(len) - shared),
         };
-        if swap {
-            if self.host.fits(blocks_for(len), 1) {
-                self.park(id, len, step);
-                return false;
-            }
-            self.stats.host_full += 1;
+        if swap && self.start_parking(id, step) {
+            return false;
         }
+        self.stats.host_full += u64::from(swap);
         self.drop_state(id);
         true
     }
 
-    /// Starts the copy of a sequence to the host. Blocks for tokens to come are free at once.
-    fn park(&mut self, id: SequenceId, len: usize, step: &mut Planning) {
-        let transfer_id = self.next_transfer();
-        let host = fresh_state(&mut self.host, len, len).expect("it fits");
+    /// Parks a sequence that runs and has computed something, if the host has room for it.
+    pub(super) fn park_now(&mut self, id: SequenceId, step: &mut Planning) {
+        let runs = |sequence: &Sequence| sequence.state().is_some_and(|state| !state.is_empty());
+        if self.sequences.get(&id).is_some_and(runs) {
+            self.start_parking(id, step);
+        }
+    }
+
+    /// Full blocks of the prompt that another choice of the same request has in `tier`, and which
+    /// choice: they have the bits of `sequence`'s own and are shared instead of copied.
+    pub(super) fn sibling_blocks(
+        &self,
+        sequence: &Sequence,
+        tier: Tier,
+    ) -> (usize, Option<SequenceId>) {
+        let own = sequence.prompt_blocks();
+        let others = sequence.siblings.clone().map(SequenceId);
+        let others = others.filter(|id| *id != sequence.id && own > 0);
+        let settled = others.filter_map(|id| {
+            let other = self.sequences.get(&id)?;
+            other.place.settled(tier)?;
+            Some((own.min(other.prompt_blocks()), Some(id)))
+        });
+        settled
+            .max_by_key(|(blocks, _)| *blocks)
+            .filter(|(blocks, _)| *blocks > 0)
+            .unwrap_or((0, None))
+    }
+
+    /// Starts the copy of a running sequence to the host, unless that has no room for it. Blocks
+    /// for tokens to come are free at once.
+    fn start_parking(&mut self, id: SequenceId, step: &mut Planning) -> bool {
+        let sequence = &self.sequences[&id];
+        let len = sequence.computed();
+        let (shared, sibling) = self.sibling_blocks(sequence, Tier::Host);
+        let sibling = sibling.and_then(|id| self.sequences[&id].place.settled(Tier::Host));
+        let Some(host) = fresh_state(&mut self.host, len, len, shared, sibling) else {
+            return false;
+        };
+        self.running.retain(|running| *running != id);
         let sequence = self.sequences.get_mut(&id).expect("a victim is known");
+        sequence.counters.preemptions += 1;
         let Place::Device(device) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
             unreachable!("a victim is on the device")
         };
@@ -100,20 +141,42 @@ impl Scheduler {
             self.device.release(unused);
         }
         let device = SequenceState::from_parts(blocks.into(), slot, len);
-        step.plan.transfers.push(transfer(transfer_id, Direction::Out, &device, &host));
-        let direction = Direction::Out;
-        self.in_flight.push(InFlight { id: transfer_id, sequence: id, direction });
-        sequence.counters.swapped_bytes += self.limits.cost.bytes(blocks_for(len));
-        sequence.place = Place::Leaving { device, host };
+        self.start_transfer(id, Direction::Out, (&device, &host), shared, step);
+        self.sequence_mut(id).place = Place::Leaving { device, host };
+        true
+    }
+
+    /// Plans the copy of all computed units of a sequence but the first `shared` blocks.
+    pub(super) fn start_transfer(
+        &mut self,
+        sequence: SequenceId,
+        direction: Direction,
+        (source, target): (&SequenceState, &SequenceState),
+        shared: usize,
+        step: &mut Planning,
+    ) {
+        self.next_transfer += 1;
+        let id = TransferId(self.next_transfer);
+        let used = blocks_for(source.len());
+        let blocks = source.table().ids().take(used).zip(target.table().ids()).skip(shared);
+        let slot = (source.slot().id(), target.slot().id());
+        step.plan.transfers.push(Transfer { id, direction, blocks: blocks.collect(), slot });
+        self.in_flight.push(InFlight { id, sequence, direction });
+        let bytes = self.limits.cost.bytes(used - shared);
+        self.stats.swapped_bytes += bytes;
+        self.sequence_mut(sequence).counters.swapped_bytes += bytes;
     }
 
     /// Gives up a running sequence's state: it waits, and is computed again.
     fn drop_state(&mut self, id: SequenceId) {
+        self.running.retain(|running| *running != id);
         let sequence = self.sequences.get_mut(&id).expect("a victim is known");
         let Place::Device(state) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
             unreachable!("a victim is on the device")
         };
+        sequence.counters.preemptions += 1;
         sequence.counters.recomputed_tokens += state.len() as u64;
+        sequence.failed_transfers = 0;
         self.waiting.insert((sequence.priority, id));
         self.stats.recomputed += u64::from(!state.is_empty());
         state.release(&mut self.device);
@@ -121,16 +184,17 @@ impl Scheduler {
 
     /// All sharers of the slot of `id` that this plan does not compute, but the lowest, drop their
     /// shares. True when `id` is that one, and so may write in place.
-    fn drop_sharers(&mut self, id: SequenceId, step: &mut Planning) -> bool {
+    fn drop_sharers(&mut self, id: SequenceId) -> bool {
         let slot = self.sequences[&id].state().expect("it runs").slot().id();
         let shares = |other: &SequenceId| {
-            let state = self.sequences[other].state();
-            state.is_some_and(|state| state.slot().id() == slot) && !step.has(*other)
+            let other = &self.sequences[other];
+            let state = other.state();
+            state.is_some_and(|state| state.slot().id() == slot)
+                && other.planned_in != self.stats.steps
         };
         let mut sharers: Vec<SequenceId> = self.running.iter().copied().filter(shares).collect();
         sharers.sort_unstable();
         for sharer in sharers.iter().skip(1) {
-            self.running.retain(|running| running != sharer);
             self.drop_state(*sharer);
         }
         sharers.len() > 1 && sharers[0] == id
@@ -140,6 +204,7 @@ impl Scheduler {
     pub(super) fn transfer_done(&mut self, id: TransferId) {
         let id = self.take_in_flight(id);
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
+        sequence.failed_transfers = 0;
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Leaving { device, host } => {
                 device.release(&mut self.device);
@@ -151,7 +216,6 @@ impl Scheduler {
                 host.release(&mut self.host);
                 self.stats.returned += 1;
                 sequence.returned_at = Some(device.len());
-                sequence.failed_returns = 0;
                 sequence.place = Place::Device(device);
                 self.running.push(id);
             }
@@ -161,11 +225,13 @@ impl Scheduler {
     }
 
     /// A failed transfer releases its targets: an outgoing sequence stays on the device, a
-    /// returning one stays on the host, and after three failures it is computed again.
+    /// returning one on the host. After three failures in a row the one is computed again when it
+    /// has to leave the next time, the other at once.
     pub(super) fn transfer_failed(&mut self, id: TransferId) {
         let id = self.take_in_flight(id);
         self.stats.failed_transfers += 1;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
+        sequence.failed_transfers += 1;
         let rank = (sequence.priority, id);
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Leaving { device, host } => {
@@ -175,12 +241,11 @@ impl Scheduler {
             }
             Place::Returning { host, device } => {
                 device.release(&mut self.device);
-                sequence.failed_returns += 1;
-                if sequence.failed_returns < MOST_FAILED_RETURNS {
+                if sequence.failed_transfers < MOST_FAILED_TRANSFERS {
                     sequence.place = Place::Host(host);
                     self.parked.insert(rank);
                 } else {
-                    sequence.failed_returns = 0;
+                    sequence.failed_transfers = 0;
                     sequence.counters.recomputed_tokens += host.len() as u64;
                     self.stats.recomputed += 1;
                     host.release(&mut self.host);
@@ -202,21 +267,4 @@ impl Scheduler {
             self.end(id);
         }
     }
-
-    pub(super) fn next_transfer(&mut self) -> TransferId {
-        self.next_transfer += 1;
-        TransferId(self.next_transfer)
-    }
-}
-
-/// The copy of all computed units of `source` to the first units of `target`.
-pub(super) fn transfer(
-    id: TransferId,
-    direction: Direction,
-    source: &SequenceState,
-    target: &SequenceState,
-) -> Transfer {
-    let used = blocks_for(source.len());
-    let blocks = source.table().ids().take(used).zip(target.table().ids()).collect();
-    Transfer { id, direction, blocks, slot: (source.slot().id(), target.slot().id()) }
 }

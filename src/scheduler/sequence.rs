@@ -1,6 +1,8 @@
 //! One stream of tokens, how much of it is computed, and where its state is.
 
-use state_pool::{SequenceState, StatePool};
+use std::ops::Range;
+
+use state_pool::{BLOCK_LEN, SequenceState, StatePool, Tier};
 
 use super::plan::Form;
 
@@ -24,7 +26,10 @@ pub enum Place {
     /// Nowhere: nothing is computed.
     Waiting,
     /// Nowhere, until the sequence it is a fork of has computed the prompt.
-    Forking,
+    Forking {
+        /// That sequence.
+        leader: SequenceId,
+    },
     /// On the device: it runs.
     Device(SequenceState),
     /// On the device, being copied to the host.
@@ -45,6 +50,16 @@ pub enum Place {
     },
 }
 
+impl Place {
+    /// The state that is in `tier` and not on its way.
+    pub(super) fn settled(&self, tier: Tier) -> Option<&SequenceState> {
+        match (self, tier) {
+            (Place::Device(state), Tier::Device) | (Place::Host(state), Tier::Host) => Some(state),
+            _ => None,
+        }
+    }
+}
+
 /// One stream of tokens: the prompt, then what was generated. Its tokens are the ground state; the
 /// units it holds are derived from them.
 #[derive(Debug)]
@@ -57,11 +72,16 @@ pub struct Sequence {
     pub(super) place: Place,
     /// Sequences that draw their first token when this one has computed the prompt.
     pub(super) forks: Vec<SequenceId>,
+    /// All choices of its request, itself too: they have the prompt in common.
+    pub(super) siblings: Range<u64>,
     /// To be dropped as soon as no transfer holds its units.
     pub(super) cancelled: bool,
-    /// Length at which it last came back from the host, and how often that failed since.
+    /// The last step that computes something of it.
+    pub(super) planned_in: u64,
+    /// Length at which it last came back from the host.
     pub(super) returned_at: Option<usize>,
-    pub(super) failed_returns: u32,
+    /// Transfers that failed since one succeeded.
+    pub(super) failed_transfers: u32,
     pub(super) counters: Counters,
 }
 
@@ -95,9 +115,11 @@ impl Sequence {
             priority,
             place,
             forks: Vec::new(),
+            siblings: id.0..id.0 + 1,
             cancelled: false,
+            planned_in: 0,
             returned_at: None,
-            failed_returns: 0,
+            failed_transfers: 0,
             counters: Counters::default(),
         }
     }
@@ -130,11 +152,17 @@ impl Sequence {
     /// How many tokens are computed.
     pub fn computed(&self) -> usize {
         match &self.place {
-            Place::Waiting | Place::Forking => 0,
+            Place::Waiting | Place::Forking { .. } => 0,
             Place::Device(state) | Place::Host(state) => state.len(),
             Place::Leaving { device, .. } => device.len(),
             Place::Returning { host, .. } => host.len(),
         }
+    }
+
+    /// Full blocks of the prompt that are computed: nothing writes them again, and they have the
+    /// same bits in all choices of a request.
+    pub(super) fn prompt_blocks(&self) -> usize {
+        self.computed().min(self.prompt_len) / BLOCK_LEN
     }
 
     /// What it holds on the device while it runs.
@@ -198,7 +226,7 @@ impl Sequence {
 
 #[cfg(test)]
 mod tests {
-    use state_pool::{PoolLayout, Tier, TierSizes};
+    use state_pool::{PoolLayout, TierSizes};
 
     use super::*;
 

@@ -156,6 +156,11 @@ impl PoolLayout {
         })
     }
 
+    /// The same units in a tier without memory, which holds none of them.
+    pub fn without_memory(&self) -> PoolLayout {
+        PoolLayout { pages: 0, max_zero_byte_slots: 0, ..self.clone() }
+    }
+
     /// Bytes of all pages together: what the arena must have.
     pub fn arena_bytes(&self) -> usize {
         self.pages * self.page_bytes
@@ -254,8 +259,8 @@ impl PoolLayout {
         if self.block_bytes == 0 {
             return MAX_UNITS.saturating_mul(BLOCK_LEN);
         }
-        let slot_pages = usize::from(self.slot_bytes > 0);
-        ((self.pages - slot_pages) * self.blocks_per_page).saturating_mul(BLOCK_LEN)
+        let block_pages = self.pages.saturating_sub(usize::from(self.slot_bytes > 0));
+        (block_pages * self.blocks_per_page).saturating_mul(BLOCK_LEN)
     }
 }
 

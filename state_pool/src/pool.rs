@@ -229,6 +229,20 @@ impl StatePool {
         }
     }
 
+    /// Asserts in constant time that the counted pages add up to all of them; see
+    /// [`check`](StatePool::check) for the scan.
+    ///
+    /// # Panics
+    ///
+    /// If they do not, which is a fault of this crate.
+    pub fn check_counts(&self) {
+        let stats = self.stats();
+        assert_eq!(stats.free_pages + stats.blocks.pages + stats.slots.pages, stats.pages);
+        assert!(
+            stats.blocks.held <= stats.blocks.handles && stats.slots.held <= stats.slots.handles
+        );
+    }
+
     /// Scans every page and unit and asserts that free and held ones add up to all of them.
     ///
     /// # Panics
@@ -244,8 +258,7 @@ impl StatePool {
             let count = uses.into_iter().filter(|is_so| *is_so).count();
             assert_eq!(count, 1, "page {page} has blocks, has slots, is free: {uses:?}");
         }
-        let stats = self.stats();
-        assert_eq!(stats.free_pages + stats.blocks.pages + stats.slots.pages, stats.pages);
+        self.check_counts();
     }
 }
 
@@ -315,6 +328,24 @@ mod tests {
         assert!(pool.fits(1, 0) && !pool.fits(1, 1) && !pool.fits(usize::MAX, usize::MAX));
         assert!(pool.alloc_slot().is_err());
         release_all(&mut pool, held);
+    }
+
+    #[test]
+    fn a_tier_without_memory_holds_nothing() {
+        for (slot_bytes, block_bytes) in [(3 * 4096, 4096), (0, 4096), (4096, 0)] {
+            let sizes = TierSizes {
+                slot_bytes,
+                block_bytes,
+                memory_bytes: 1 << 20,
+                max_zero_byte_slots: 4,
+            };
+            let layout = PoolLayout::new(sizes).expect("a layout").without_memory();
+            assert_eq!((layout.arena_bytes(), layout.max_slots()), (0, 0));
+            assert_eq!(layout.max_sequences(1, 0), 0);
+            let mut pool = StatePool::new(Tier::Host, layout);
+            assert!(!pool.fits(0, 1) && !pool.fits(1, 1) && pool.alloc_slot().is_err());
+            pool.check();
+        }
     }
 
     #[test]

@@ -93,7 +93,9 @@ impl<K: Kind> Units<K> {
     pub fn of_zero_bytes(limit: usize) -> Units<K> {
         let mut units = Units::on_pages(1, limit);
         units.zero_bytes = true;
-        units.open.insert((units.per_page, 0));
+        if limit > 0 {
+            units.open.insert((units.per_page, 0));
+        }
         units
     }
 

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use deltapool::config::{Policy, Preempt};
 use deltapool::engine::lower::{Job, lower, lower_transfers};
 use deltapool::models::Batch;
 use deltapool::scheduler::{
-    Cost, Direction, Form, Limits, Place, Policy, Preempt, SampledToken, Scheduler, SequenceId,
-    StepPlan, StepReport,
+    Cost, Direction, Form, Limits, Place, SampledToken, Scheduler, SequenceId, StepPlan, StepReport,
 };
 use kernels::{BLOCK_LEN, NO_SLOT};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
@@ -59,10 +59,13 @@ pub enum Fault {
     StepForTail,
     /// A shared tail block is not copied before it is written.
     ForgetCopy,
+    /// One that the scheduler itself was built with.
+    #[cfg(feature = "faults")]
+    Within(deltapool::scheduler::faults::Fault),
 }
 
 impl Fault {
-    pub const ALL: [Fault; 6] = [
+    pub const OUTSIDE: [Fault; 6] = [
         Fault::WriteSharedSlot,
         Fault::ForgetSlot,
         Fault::ReportEarly,
@@ -70,6 +73,16 @@ impl Fault {
         Fault::StepForTail,
         Fault::ForgetCopy,
     ];
+
+    #[cfg(feature = "faults")]
+    pub const WITHIN: [Fault; 3] = {
+        use deltapool::scheduler::faults::Fault as Inner;
+        [
+            Fault::Within(Inner::FreeAtPlan),
+            Fault::Within(Inner::RefusedKeepsUnit),
+            Fault::Within(Inner::CancelledKeepsShare),
+        ]
+    };
 }
 
 macro_rules! events {
@@ -100,7 +113,9 @@ events!(
     fork_without_slot,
     page_changed_kind,
     cancelled_in_flight,
-    lacking_together
+    lacking_together,
+    shared_on_host,
+    shared_on_device
 );
 
 /// One tier's memory, by byte offset.
@@ -147,6 +162,7 @@ pub struct World {
     seed: u64,
     random: Random,
     fault: Option<Fault>,
+    broken: Option<Direction>,
     scheduler: Scheduler,
     limits: Limits,
     device: Memory,
@@ -208,15 +224,28 @@ impl World {
                 tokens_per_second: 1e3,
             },
         };
-        let scheduler = Scheduler::new(
-            limits.clone(),
-            pool(Tier::Device, device_pages),
-            pool(Tier::Host, host_pages),
-        );
+        let device = pool(Tier::Device, device_pages);
+        let host = match random.below(8) {
+            0 => StatePool::new(Tier::Host, device.layout().without_memory()),
+            _ => pool(Tier::Host, host_pages),
+        };
+        #[allow(unused_mut, reason = "a fault within is planted below")]
+        let mut scheduler = Scheduler::new(limits.clone(), device, host);
+        #[cfg(feature = "faults")]
+        if let Some(Fault::Within(within)) = fault {
+            scheduler.fault = Some(within);
+        }
+        // A link that never works, one way.
+        let broken = match random.below(20) {
+            0 => Some(Direction::Out),
+            1 => Some(Direction::In),
+            _ => None,
+        };
         World {
             seed,
             random,
             fault,
+            broken,
             scheduler,
             limits,
             device: Memory::default(),
@@ -237,6 +266,7 @@ impl World {
             let before = (self.to_come, self.streams.len(), self.tokens_out());
             self.arrive();
             self.cancel_some();
+            self.park_some();
             let plan = self.scheduler.plan();
             let moved = !plan.is_empty() || !self.pending.is_empty();
             self.step(plan)?;
@@ -318,7 +348,52 @@ impl World {
         self.scheduler.end(id);
     }
 
+    /// Parks a stream at times, and often one whose prompt is on the host already.
+    fn park_some(&mut self) {
+        let mut ids: Vec<SequenceId> = self.streams.keys().copied().collect();
+        ids.sort_unstable();
+        if self.random.one_in(40) && !ids.is_empty() {
+            self.scheduler.park(ids[self.random.below(ids.len())]);
+        }
+        let on_host = |id: &&SequenceId| {
+            let place = self.scheduler.sequence(**id).expect("a stream is known").place();
+            matches!(place, Place::Host(_))
+        };
+        let parked = ids.iter().find(on_host).map(|id| &self.streams[id].prompt);
+        if let Some(prompt) = parked.filter(|prompt| prompt.len() >= BLOCK_LEN)
+            && self.random.one_in(2)
+        {
+            let sibling = ids.iter().filter(|id| self.streams[id].prompt == *prompt);
+            sibling.for_each(|id| self.scheduler.park(*id));
+        }
+    }
+
+    fn count_shared_copies(&mut self, plan: &StepPlan) {
+        for transfer in &plan.transfers {
+            let slot = transfer.slot;
+            let moving = self.streams.keys().filter_map(|id| self.scheduler.sequence(*id));
+            for sequence in moving {
+                let source = match sequence.place() {
+                    Place::Leaving { device, .. } => device,
+                    Place::Returning { host, .. } => host,
+                    _ => continue,
+                };
+                let own = source.slot().id() == slot.0;
+                let all = source.len().div_ceil(BLOCK_LEN);
+                let shared = u64::from(own && transfer.blocks.len() < all);
+                match (transfer.direction, sequence.place()) {
+                    (Direction::Out, Place::Leaving { .. }) => self.events.shared_on_host += shared,
+                    (Direction::In, Place::Returning { .. }) => {
+                        self.events.shared_on_device += shared;
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
     fn step(&mut self, mut plan: StepPlan) -> Result<(), String> {
+        self.count_shared_copies(&plan);
         self.plant(&mut plan);
         let device = self.scheduler.device().layout().clone();
         let host = self.scheduler.host().layout().clone();
@@ -330,7 +405,7 @@ impl World {
             .spans
             .iter()
             .filter(|span| !span.draws.is_empty())
-            .map(|span| span.draws.clone())
+            .map(|span| plan.draws[span.draws.clone()].to_vec())
             .collect();
         let mut report = StepReport::default();
         self.start(jobs);
@@ -344,9 +419,12 @@ impl World {
             }
         }
         self.finish_transfers(&mut report);
-        for drawn in self.scheduler.commit(plan, &report) {
+        self.scheduler.commit(plan, &report);
+        self.scheduler.device().check();
+        self.scheduler.host().check();
+        for drawn in report.sampled {
             let Some(stream) = self.streams.get_mut(&drawn.sequence) else { continue };
-            stream.got.push(drawn.token.expect("hashes can be drawn from"));
+            stream.got.push(drawn.drawn.expect("hashes can be drawn from"));
             if stream.got.len() == stream.want {
                 let stream = self.streams.remove(&drawn.sequence).expect("it is there");
                 self.scheduler.end(drawn.sequence);
@@ -390,7 +468,7 @@ impl World {
                     }
                 }
             }
-            Some(Fault::ForgetSlot | Fault::ReportEarly) | None => {}
+            _ => {}
         }
     }
 
@@ -400,7 +478,7 @@ impl World {
                 job.pieces.remove(0);
             }
             let steps_left = if self.random.one_in(2) { 0 } else { self.random.below(6) };
-            let fails = self.random.one_in(8);
+            let fails = self.random.one_in(8) || self.broken == Some(job.direction);
             let copies_late = self.random.one_in(2);
             self.events.late_transfer += u64::from(steps_left > 0);
             self.events.failed_transfer += u64::from(fails);

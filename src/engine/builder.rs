@@ -1,0 +1,164 @@
+//! From a model's files and limits to an engine.
+
+use std::sync::Arc;
+
+use kernels::{Arena, Cpu, Isa};
+use state_pool::{StatePool, Tier};
+
+use super::core::Core;
+use super::door::Door;
+use super::executor::CpuExecutor;
+use super::limits::EngineLimits;
+use super::{Engine, EngineError, probe};
+use crate::config::{EngineConfig, Preempt, available_memory};
+use crate::models::{Model, ModelFiles, Workspace};
+use crate::scheduler::{Cost, Limits, Scheduler};
+use crate::text::Tokenizer;
+
+/// Builds an [`Engine`].
+pub struct EngineBuilder<'p> {
+    files: ModelFiles,
+    tokenizer: Option<Arc<Tokenizer>>,
+    config: EngineConfig,
+    isa: Isa,
+    progress: Box<dyn FnMut(usize, usize) + 'p>,
+}
+
+impl<'p> EngineBuilder<'p> {
+    pub(super) fn new(files: ModelFiles) -> EngineBuilder<'p> {
+        EngineBuilder {
+            files,
+            tokenizer: None,
+            config: EngineConfig::default(),
+            isa: Isa::best(),
+            progress: Box::new(|_, _| {}),
+        }
+    }
+
+    /// The tokenizer that events get their text from; without it they have none.
+    pub fn tokenizer(mut self, tokenizer: Option<Arc<Tokenizer>>) -> Self {
+        self.tokenizer = tokenizer;
+        self
+    }
+
+    /// The limits; [`EngineConfig::default`] unless told otherwise.
+    pub fn config(mut self, config: EngineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The instruction set; the best of this machine unless told otherwise.
+    pub fn isa(mut self, isa: Isa) -> Self {
+        self.isa = isa;
+        self
+    }
+
+    /// Who hears how many bytes of the weights are loaded, of how many.
+    pub fn on_load(mut self, progress: impl FnMut(usize, usize) + 'p) -> Self {
+        self.progress = Box::new(progress);
+        self
+    }
+
+    /// What the engine will work within, before any weight is loaded.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`], but for loading.
+    pub fn limits(&self) -> Result<EngineLimits, EngineError> {
+        let weights = self.files.stored_bytes()?.unwrap_or(0);
+        let free = available_memory().map(|free| free.saturating_sub(weights));
+        EngineLimits::derive(&self.files.spec, &self.config, free)
+    }
+
+    /// Loads the weights and starts the engine's thread.
+    ///
+    /// # Errors
+    /// A limit that cannot work, more memory than there is, or weights that cannot be loaded.
+    pub fn build(mut self) -> Result<Engine, EngineError> {
+        let limits = self.limits()?;
+        let model = Model::new(&self.files, self.files.load(&mut self.progress)?);
+        let (cost, executor) = self.executor(model, &limits)?;
+        let pools = (limits.device.clone(), limits.host.clone());
+        let device = StatePool::new(Tier::Device, pools.0);
+        let host = StatePool::new(Tier::Host, pools.1);
+        let door = Arc::new(self.door(scheduler_limits(&limits, cost, &self.files), &limits));
+        let scheduler = Scheduler::new(door.limits.clone(), device, host);
+        let core = Core::new(Arc::clone(&door), scheduler, executor);
+        Engine::start(door, limits, core).map_err(EngineError::Threads)
+    }
+
+    /// The executor, and what `--preempt auto` weighs, measured where nobody gave it.
+    fn executor(
+        &self,
+        model: Model,
+        limits: &EngineLimits,
+    ) -> Result<(Cost, CpuExecutor), EngineError> {
+        let config = &self.config;
+        let cpu = Cpu::new(self.isa, config.threads).map_err(EngineError::Threads)?;
+        let (device, host) = (limits.device.arena_bytes(), limits.host.arena_bytes());
+        // Only a host with memory leaves a choice.
+        let measures = config.preempt == Preempt::Auto && host > 0;
+        let link = match config.link_bytes_per_second {
+            None if measures => probe::link_bytes_per_second()?,
+            given => given.unwrap_or(f64::INFINITY),
+        };
+        let prefill = match config.prefill_tokens_per_second {
+            None if measures => {
+                probe::prefill_tokens_per_second(&cpu, model.spec().active_weights())
+            }
+            given => given.unwrap_or(f64::INFINITY),
+        };
+        let cost = Cost {
+            slot_bytes: limits.device.slot_bytes,
+            block_bytes: limits.device.block_bytes,
+            link_bytes_per_second: link,
+            tokens_per_second: prefill,
+        };
+        let work =
+            Workspace::bytes(model.spec(), limits.most_rows, limits.max_num_seqs, config.threads);
+        // What is made below cannot fail half-way: the system is asked for all of it first.
+        drop(Arena::new(device.saturating_add(host).saturating_add(work))?);
+        let executor = CpuExecutor::new(cpu, model, (device, host), limits.most_rows)?;
+        Ok((cost, executor))
+    }
+
+    fn door(&self, limits: Limits, engine: &EngineLimits) -> Door {
+        let mut stop_tokens = self.files.defaults.stop_tokens.clone();
+        // An answer also ends at the tokenizer's own end of sequence, where the model's files name
+        // another (Kimi's `[EOS]` beside `<|im_end|>`).
+        if let Some(eos) = self.tokenizer.as_deref().and_then(Tokenizer::eos)
+            && !stop_tokens.contains(&eos.id)
+        {
+            stop_tokens.push(eos.id);
+        }
+        Door {
+            limits,
+            device: engine.device.clone(),
+            vocab_size: self.files.spec.vocab_size,
+            tokenizer: self.tokenizer.clone(),
+            stop_tokens,
+        }
+    }
+}
+
+fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Limits {
+    Limits {
+        max_num_batched_tokens: limits.config.max_num_batched_tokens,
+        prefill_floor: limits.config.prefill_floor,
+        max_num_seqs: limits.max_num_seqs,
+        max_model_len: limits.max_model_len,
+        watermark_pages: limits.watermark_pages,
+        grid: files.spec.grid(),
+        policy: limits.config.policy,
+        preempt: limits.config.preempt,
+        cost,
+    }
+}
+
+impl std::fmt::Debug for EngineBuilder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineBuilder")
+            .field("files", &self.files)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

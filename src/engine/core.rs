@@ -1,0 +1,336 @@
+//! The loop: what runs is stepped, tokens become events.
+//!
+//! ```text
+//! submit -> [ plan -> lower -> forward -> sample -> commit ] -> events
+//! ```
+//!
+//! A request's life is here: its parameters, its text so far, why it ends. Where its memory is,
+//! only the scheduler knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use state_pool::PoolStats;
+
+use super::door::{Door, SubmitError};
+use super::executor::{Executor, PlannedDraw};
+use super::lower::{lower, lower_transfers};
+use super::sampler::Draw;
+use super::text::AnswerText;
+use crate::request::{Event, Figures, Finish, FinishReason, Request, StopCause};
+use crate::scheduler::{
+    Occupancy, SampledToken, Scheduler, SchedulerStats, SequenceId, StepPlan, StepReport,
+};
+
+/// A request's name within an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What an engine has done and holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EngineStats {
+    /// Counts of the scheduler since the start.
+    pub scheduler: SchedulerStats,
+    /// Sequences by where they are now.
+    pub occupancy: Occupancy,
+    /// The device pool now.
+    pub device: PoolStats,
+    /// The host pool now.
+    pub host: PoolStats,
+    /// Answers that ended, for whatever reason.
+    pub finished: u64,
+    /// Time spent in steps.
+    pub busy: Duration,
+    /// Sequences on the device, summed over all steps: divided by the steps, the mean occupancy.
+    pub running_sum: u64,
+    /// Most sequences that were on the device in one step.
+    pub most_running: usize,
+    /// Most pages of the device that held something in one step.
+    pub most_pages: usize,
+    /// Most pages of the device that packing would have freed in one step.
+    pub most_stranded_pages: usize,
+}
+
+/// One answer in the making.
+struct Record {
+    request: Arc<Request>,
+    id: RequestId,
+    choice: usize,
+    seed: u64,
+    text: AnswerText,
+    submitted: Instant,
+    last_token: Instant,
+    started: bool,
+    figures: Figures,
+}
+
+/// Runs requests over an executor, one step at a time.
+pub struct Core<E> {
+    door: Arc<Door>,
+    scheduler: Scheduler,
+    executor: E,
+    records: HashMap<SequenceId, Record>,
+    requests: HashMap<RequestId, Vec<SequenceId>>,
+    events: Vec<(RequestId, Event)>,
+    stats: EngineStats,
+}
+
+impl<E: Executor> Core<E> {
+    /// A loop over `scheduler` and `executor`, whose limits are those of `door`.
+    pub fn new(door: Arc<Door>, scheduler: Scheduler, executor: E) -> Core<E> {
+        let (device, host) = scheduler.pools();
+        let stats = EngineStats {
+            scheduler: SchedulerStats::default(),
+            occupancy: Occupancy::default(),
+            device,
+            host,
+            finished: 0,
+            busy: Duration::ZERO,
+            running_sum: 0,
+            most_running: 0,
+            most_pages: 0,
+            most_stranded_pages: 0,
+        };
+        Core {
+            door,
+            scheduler,
+            executor,
+            records: HashMap::new(),
+            requests: HashMap::new(),
+            events: Vec::new(),
+            stats,
+        }
+    }
+
+    /// Takes a request under a name that no other has; `seed` is used where it has none.
+    ///
+    /// # Errors
+    /// What the door refuses; nothing is kept of it.
+    pub fn submit(
+        &mut self,
+        id: RequestId,
+        request: Arc<Request>,
+        seed: u64,
+    ) -> Result<(), SubmitError> {
+        self.door.check(&request)?;
+        let (prompt, priority) = (&request.prompt, request.priority);
+        let ids = self.scheduler.submit(prompt, request.max_tokens, request.n, priority)?;
+        let now = Instant::now();
+        for (choice, sequence) in ids.iter().enumerate() {
+            let record = Record {
+                request: Arc::clone(&request),
+                id,
+                choice,
+                seed: request.sampling.seed.unwrap_or(seed),
+                text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
+                submitted: now,
+                last_token: now,
+                started: false,
+                figures: Figures { prompt_tokens: prompt.len(), ..Figures::default() },
+            };
+            self.records.insert(*sequence, record);
+        }
+        let before = self.requests.insert(id, ids);
+        assert!(before.is_none(), "{id:?} is the name of another request");
+        Ok(())
+    }
+
+    /// Ends a request: each of its unfinished answers ends as cancelled, in the events of the next
+    /// [`Core::step`]. An unknown name is nothing.
+    pub fn cancel(&mut self, id: RequestId) {
+        for sequence in self.requests.remove(&id).unwrap_or_default() {
+            if let Some(record) = self.records.remove(&sequence) {
+                self.finish(sequence, record, FinishReason::Cancelled);
+            }
+        }
+    }
+
+    /// Ends all requests, as [`Core::cancel`] does one.
+    pub fn cancel_all(&mut self) {
+        let mut ids: Vec<RequestId> = self.requests.keys().copied().collect();
+        ids.sort_unstable();
+        ids.into_iter().for_each(|id| self.cancel(id));
+    }
+
+    /// Parks those answers of a request that run; see [`Scheduler::park`].
+    pub fn park(&mut self, id: RequestId) {
+        for sequence in self.requests.get(&id).into_iter().flatten() {
+            self.scheduler.park(*sequence);
+        }
+    }
+
+    /// Whether nothing is left to do or to tell.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.events.is_empty()
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// The executor.
+    pub fn executor_mut(&mut self) -> &mut E {
+        &mut self.executor
+    }
+
+    /// What was done so far and is held now.
+    pub fn stats(&self) -> EngineStats {
+        let (device, host) = self.scheduler.pools();
+        let (scheduler, occupancy) = (self.scheduler.stats(), self.scheduler.occupancy());
+        EngineStats { scheduler, occupancy, device, host, ..self.stats }
+    }
+
+    /// One step; returns what happened in it and since the last.
+    pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        if !self.scheduler.is_idle() {
+            let start = Instant::now();
+            let plan = self.scheduler.plan();
+            let report = self.run(&plan);
+            self.note_occupancy();
+            self.scheduler.commit(plan, &report);
+            for sample in report.sampled {
+                self.take_token(sample);
+            }
+            self.stats.busy += start.elapsed();
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// Lowers and runs a plan.
+    fn run(&mut self, plan: &StepPlan) -> StepReport {
+        for span in &plan.spans {
+            let record = self.records.get_mut(&span.sequence).expect("a planned record");
+            if !record.started {
+                record.started = true;
+                record.figures.queue = record.submitted.elapsed();
+            }
+        }
+        let device = self.scheduler.device().layout();
+        let jobs = lower_transfers(plan, device, self.scheduler.host().layout());
+        let scheduler = &self.scheduler;
+        let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
+        let batch = lower(plan, find, device);
+        let mut draws = Vec::with_capacity(plan.draws.len());
+        let drawing = plan.spans.iter().filter(|span| !span.draws.is_empty());
+        for (row, span) in drawing.enumerate() {
+            let sequence = find(span.sequence);
+            for id in &plan.draws[span.draws.clone()] {
+                let record = &self.records[id];
+                let draw = Draw {
+                    params: &record.request.sampling,
+                    seed: record.seed,
+                    choice: record.choice,
+                    tokens: sequence.tokens(),
+                    prompt_len: sequence.prompt_len(),
+                };
+                draws.push(PlannedDraw { sequence: *id, row, draw });
+            }
+        }
+        self.executor.step(&batch, jobs, &draws)
+    }
+
+    fn note_occupancy(&mut self) {
+        let running = self.scheduler.occupancy().running;
+        let device = self.scheduler.device().stats();
+        let stranded = device.blocks.stranded_pages + device.slots.stranded_pages;
+        let stats = &mut self.stats;
+        stats.running_sum += running as u64;
+        stats.most_running = stats.most_running.max(running);
+        stats.most_pages = stats.most_pages.max(device.pages - device.free_pages);
+        stats.most_stranded_pages = stats.most_stranded_pages.max(stranded);
+    }
+
+    /// Takes a drawn token in: text, stop conditions, and whether the answer ends.
+    fn take_token(&mut self, sample: SampledToken) {
+        let id = sample.sequence;
+        let record = self.records.get_mut(&id).expect("who draws has a record");
+        let request = record.id;
+        let reason = match sample.drawn {
+            Ok(token) => {
+                let (text, reason) = record.advance(token, &self.door.stop_tokens);
+                let (choice, token, logprobs) = (record.choice, Some(token), sample.logprobs);
+                let event = Event { choice, token, text, logprobs, finish: None };
+                self.events.push((request, event));
+                reason
+            }
+            Err(reason) => {
+                let position = record.figures.prompt_tokens + record.figures.generated_tokens;
+                Some(FinishReason::Failed(format!("token {position}: {reason}")))
+            }
+        };
+        let Some(reason) = reason else { return };
+        let record = self.records.remove(&id).expect("it was just there");
+        let sequences = self.requests.get_mut(&request).expect("its request is known");
+        sequences.retain(|sequence| *sequence != id);
+        if sequences.is_empty() {
+            self.requests.remove(&request);
+        }
+        self.finish(id, record, reason);
+    }
+
+    /// Ends an answer: its last event says why, in the event of its last token if that is new.
+    fn finish(&mut self, id: SequenceId, mut record: Record, reason: FinishReason) {
+        let counters = self.scheduler.sequence(id).map(|s| s.counters()).unwrap_or_default();
+        let figures = Figures {
+            preemptions: counters.preemptions,
+            swapped_bytes: counters.swapped_bytes,
+            recomputed_tokens: counters.recomputed_tokens,
+            ..record.figures
+        };
+        self.scheduler.end(id);
+        self.stats.finished += 1;
+        let text = record.text.finish();
+        let finish = Some(Finish { reason, figures });
+        match self.events.last_mut() {
+            Some((request, event))
+                if (*request, event.choice) == (record.id, record.choice)
+                    && event.finish.is_none() =>
+            {
+                event.text.push_str(&text);
+                event.finish = finish;
+            }
+            _ => {
+                let choice = record.choice;
+                let event = Event { choice, token: None, text, logprobs: None, finish };
+                self.events.push((record.id, event));
+            }
+        }
+    }
+}
+
+impl Record {
+    /// Counts a token; returns the text that became final and why the answer ends here, if it does.
+    fn advance(&mut self, token: u32, stop_tokens: &[u32]) -> (String, Option<FinishReason>) {
+        let now = Instant::now();
+        let figures = &mut self.figures;
+        figures.generated_tokens += 1;
+        match figures.generated_tokens {
+            1 => figures.time_to_first_token = now - self.submitted,
+            _ => figures.decode += now - self.last_token,
+        }
+        self.last_token = now;
+        let stop = self.stop_cause(token, stop_tokens);
+        let (text, stopped_by) = self.text.push(token, stop.is_some());
+        let by_text = |index: usize| StopCause::Text(self.request.stop[index].clone());
+        let reason = match stop.or_else(|| stopped_by.map(by_text)) {
+            Some(cause) => Some(FinishReason::Stop(cause)),
+            None if self.figures.generated_tokens == self.request.max_tokens => {
+                Some(FinishReason::Length)
+            }
+            None => None,
+        };
+        (text, reason)
+    }
+
+    fn stop_cause(&self, token: u32, stop_tokens: &[u32]) -> Option<StopCause> {
+        if stop_tokens.contains(&token) && !self.request.ignore_eos {
+            Some(StopCause::Eos)
+        } else if self.request.stop_token_ids.contains(&token) {
+            Some(StopCause::Token(token))
+        } else {
+            None
+        }
+    }
+}

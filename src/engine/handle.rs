@@ -1,0 +1,107 @@
+//! What a caller holds of a request: its events, and the right to end it.
+
+use std::pin::Pin;
+use std::sync::mpsc::Sender;
+use std::task::{Context, Poll, ready};
+
+use async_channel::Receiver;
+use futures_core::Stream;
+
+use super::core::RequestId;
+use super::thread::Command;
+use crate::request::{Event, Figures, Finish, FinishReason};
+
+/// The events of a request, as a blocking iterator and as a [`Stream`] that needs no particular
+/// runtime. Both end when each answer has had its last event. Dropping the handle cancels the
+/// request.
+#[derive(Debug)]
+pub struct Handle {
+    id: RequestId,
+    seed: u64,
+    /// Answers that have not ended.
+    open: Vec<usize>,
+    events: Pin<Box<Receiver<Event>>>,
+    commands: Sender<Command>,
+}
+
+impl Handle {
+    pub(super) fn new(
+        id: RequestId,
+        seed: u64,
+        choices: usize,
+        events: Receiver<Event>,
+        commands: Sender<Command>,
+    ) -> Handle {
+        let (open, events) = ((0..choices).collect(), Box::pin(events));
+        Handle { id, seed, open, events, commands }
+    }
+
+    /// The request's name, for [`Engine::cancel`](super::Engine::cancel).
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The seed of the first answer; answer `i` has the seed `i` beyond it.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Cancels the request: its unfinished answers end as cancelled before the next step.
+    pub fn cancel(&self) {
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+
+    /// Takes an event in; none when the engine has stopped: then each open answer ends here.
+    fn take_in(&mut self, event: Option<Event>) -> Option<Event> {
+        let event = match event {
+            Some(event) => event,
+            None => {
+                let reason = FinishReason::Failed("the engine has stopped".to_owned());
+                Event {
+                    choice: *self.open.first()?,
+                    token: None,
+                    text: String::new(),
+                    logprobs: None,
+                    finish: Some(Finish { reason, figures: Figures::default() }),
+                }
+            }
+        };
+        if event.finish.is_some() {
+            self.open.retain(|choice| *choice != event.choice);
+        }
+        Some(event)
+    }
+}
+
+impl Iterator for Handle {
+    type Item = Event;
+
+    /// The next event; waits for it.
+    fn next(&mut self) -> Option<Event> {
+        if self.open.is_empty() {
+            return None;
+        }
+        let event = self.events.recv_blocking().ok();
+        self.take_in(event)
+    }
+}
+
+impl Stream for Handle {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.open.is_empty() {
+            return Poll::Ready(None);
+        }
+        let event = ready!(self.events.as_mut().poll_next(context));
+        Poll::Ready(self.take_in(event))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.open.is_empty() {
+            self.cancel();
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What `--preempt auto` weighs against each other, measured on this machine in some milliseconds.
+
+use std::time::{Duration, Instant};
+
+use kernels::{Arena, ArenaError, Cpu, Matrix, Rows, RowsMut, Values, gemm};
+
+/// How long each measurement takes.
+const PROBE: Duration = Duration::from_millis(5);
+
+/// Bytes of a copy: more than a cache holds, as a sequence's state is.
+const COPY_BYTES: usize = 16 << 20;
+
+/// Bytes per second of copies between two arenas.
+///
+/// # Errors
+/// When the system refuses the arenas.
+pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
+    let (mut source, mut target) = (Arena::new(COPY_BYTES)?, Arena::new(COPY_BYTES)?);
+    // The system gives pages when they are written first; that does not count.
+    source.f32s_mut(0, COPY_BYTES / size_of::<f32>()).fill(1.0);
+    target.copy_from(0, &source, 0, COPY_BYTES);
+    Ok(COPY_BYTES as f64 * per_second(|| target.copy_from(0, &source, 0, COPY_BYTES)))
+}
+
+/// Tokens per second of a prompt, by the rate of a matrix product of one cell with `active_weights`
+/// weights in all: what attention and states cost is left out, so computing again looks a little
+/// cheaper than it is.
+pub fn prefill_tokens_per_second(cpu: &Cpu, active_weights: usize) -> f64 {
+    const ROWS: usize = kernels::CELL_LEN;
+    const WIDTH: usize = 512;
+    let (x, w) = (vec![0.5_f32; ROWS * WIDTH], vec![0.25_f32; WIDTH * WIDTH]);
+    let mut out = vec![0.0_f32; ROWS * WIDTH];
+    let mut product = || {
+        let weights = Matrix::new(WIDTH, WIDTH, Values::F32(&w));
+        gemm::gemm(cpu, Rows::new(&x, WIDTH), weights, RowsMut::new(&mut out, WIDTH));
+    };
+    product();
+    let weights_per_second = (ROWS * WIDTH * WIDTH) as f64 * per_second(product);
+    weights_per_second / active_weights.max(1) as f64
+}
+
+/// How often a second `work` can be done.
+fn per_second(mut work: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    let mut times = 0;
+    while times == 0 || start.elapsed() < PROBE {
+        work();
+        times += 1;
+    }
+    f64::from(times) / start.elapsed().as_secs_f64().max(1e-9)
+}

@@ -1,0 +1,131 @@
+//! The engine's thread: takes commands between steps, sends events to the handles.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use async_channel::Sender as EventSender;
+
+use super::core::{Core, EngineStats, RequestId};
+use super::executor::Executor;
+use crate::request::{Event, Request};
+
+/// What callers ask of the thread.
+pub(super) enum Command {
+    /// Take a request that the door let through.
+    Submit { id: RequestId, request: Arc<Request>, seed: u64, events: EventSender<Event> },
+    /// Cancel one.
+    Cancel(RequestId),
+    /// Cancel all.
+    CancelAll,
+    /// Tell when nothing is left.
+    Drain(Sender<()>),
+    /// Cancel all and end.
+    Stop,
+}
+
+/// What the thread and its callers both see.
+#[derive(Debug)]
+pub(super) struct Desk {
+    stats: Mutex<EngineStats>,
+    draining: AtomicBool,
+}
+
+impl Desk {
+    pub(super) fn new(stats: EngineStats) -> Desk {
+        Desk { stats: Mutex::new(stats), draining: AtomicBool::new(false) }
+    }
+
+    pub(super) fn stats(&self) -> EngineStats {
+        // The value is written whole: a panic elsewhere leaves none half-written.
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn start_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts the thread.
+pub(super) fn spawn<E: Executor + Send + 'static>(
+    core: Core<E>,
+    commands: Receiver<Command>,
+    desk: Arc<Desk>,
+) -> std::io::Result<JoinHandle<()>> {
+    let looped = Loop { core, commands, desk, listeners: HashMap::new(), drains: Vec::new() };
+    Builder::new().name("deltapool-engine".to_owned()).spawn(move || looped.run())
+}
+
+struct Loop<E> {
+    core: Core<E>,
+    commands: Receiver<Command>,
+    desk: Arc<Desk>,
+    listeners: HashMap<RequestId, Listener>,
+    drains: Vec<Sender<()>>,
+}
+
+/// Who hears the events of a request, and how many of its answers have not ended.
+struct Listener {
+    events: EventSender<Event>,
+    open: usize,
+}
+
+impl<E: Executor> Loop<E> {
+    fn run(mut self) {
+        while self.take_commands() {
+            self.step();
+        }
+        self.core.cancel_all();
+        // Transfers on their way hold units until they are reported.
+        while !self.core.is_idle() {
+            self.step();
+        }
+    }
+
+    /// Takes what has come in, and waits for something when there is nothing to do. False when the
+    /// thread is to end.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            let command = if self.core.is_idle() {
+                for done in self.drains.drain(..) {
+                    let _ = done.send(());
+                }
+                self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+            } else {
+                self.commands.try_recv()
+            };
+            match command {
+                Ok(Command::Submit { id, request, seed, events }) => {
+                    self.listeners.insert(id, Listener { events, open: request.n });
+                    self.core.submit(id, request, seed).expect("the door has checked it");
+                }
+                Ok(Command::Cancel(id)) => self.core.cancel(id),
+                Ok(Command::CancelAll) => self.core.cancel_all(),
+                Ok(Command::Drain(done)) => self.drains.push(done),
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return true,
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let events = self.core.step();
+        *self.desk.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.core.stats();
+        for (id, event) in events {
+            let listener = self.listeners.get_mut(&id).expect("a request has a listener");
+            listener.open -= usize::from(event.finish.is_some());
+            let ended = listener.open == 0;
+            // A handle that was dropped hears nothing; its cancellation is on its way.
+            let _ = listener.events.try_send(event);
+            if ended {
+                self.listeners.remove(&id);
+            }
+        }
+    }
+}

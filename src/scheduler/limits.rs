@@ -1,0 +1,81 @@
+//! What bounds a step and a sequence, and what can never run.
+
+use state_pool::PoolLayout;
+
+use super::cost::Cost;
+use crate::config::{Policy, Preempt};
+
+/// Limits and rules of a scheduler, derived once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Limits {
+    /// Tokens a step may compute.
+    pub max_num_batched_tokens: usize,
+    /// Tokens the first prompt span of a step may always take; a multiple of the grid.
+    pub prefill_floor: usize,
+    /// Sequences that may hold device memory at once.
+    pub max_num_seqs: usize,
+    /// Tokens a sequence may reach.
+    pub max_model_len: usize,
+    /// Pages that admission leaves free while anything runs.
+    pub watermark_pages: usize,
+    /// Positions at which prompt spans may end.
+    pub grid: usize,
+    /// Order of service.
+    pub policy: Policy,
+    /// How a sequence is pushed out.
+    pub preempt: Preempt,
+    /// What it costs.
+    pub cost: Cost,
+}
+
+/// A request that can never run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It is longer than the limit.
+    #[error(
+        "{tokens} tokens, prompt and answer together, do not fit: --max-model-len is \
+         {max_model_len}, and the device memory holds one sequence of {device_tokens} tokens"
+    )]
+    TooLong {
+        /// Prompt and answer together.
+        tokens: usize,
+        /// The limit.
+        max_model_len: usize,
+        /// What the device tier holds for one sequence.
+        device_tokens: usize,
+    },
+    /// A priority where the policy has none.
+    #[error("priority is {priority}, but --scheduling-policy is fcfs, which knows none")]
+    PriorityUnderFcfs {
+        /// The priority.
+        priority: i32,
+    },
+}
+
+/// The longest sequence that a device tier of this layout holds: its last token needs no block,
+/// since nothing follows it.
+pub fn device_tokens(device: &PoolLayout) -> usize {
+    device.max_tokens().saturating_add(1)
+}
+
+impl Limits {
+    /// Whether a request of `tokens` tokens, prompt and answer together, can ever run.
+    ///
+    /// # Errors
+    /// The reason it cannot.
+    pub fn check(
+        &self,
+        tokens: usize,
+        priority: Option<i32>,
+        device: &PoolLayout,
+    ) -> Result<(), Refused> {
+        let (max_model_len, device_tokens) = (self.max_model_len, device_tokens(device));
+        if tokens > max_model_len || tokens > device_tokens {
+            return Err(Refused::TooLong { tokens, max_model_len, device_tokens });
+        }
+        match (self.policy, priority) {
+            (Policy::Fcfs, Some(priority)) => Err(Refused::PriorityUnderFcfs { priority }),
+            _ => Ok(()),
+        }
+    }
+}
