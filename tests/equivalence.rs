@@ -6,6 +6,9 @@
 
 mod support;
 
+#[path = "equivalence/requests.rs"]
+mod requests;
+
 use std::path::Path;
 
 use deltapool::models::ModelFiles;

@@ -1,6 +1,7 @@
 //! The processor that kernels run on.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::simd::Isa;
 use crate::threads::Gang;
@@ -12,6 +13,7 @@ pub struct Cpu {
     pub isa: Isa,
     /// The threads kernels share their tasks among.
     pub gang: Gang,
+    products: AtomicU64,
 }
 
 impl Cpu {
@@ -23,6 +25,15 @@ impl Cpu {
     /// # Panics
     /// When `threads` is 0.
     pub fn new(isa: Isa, threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { isa, gang: Gang::new(threads)? })
+        Ok(Cpu { isa, gang: Gang::new(threads)?, products: AtomicU64::new(0) })
+    }
+
+    /// Matrix products computed so far, each over all rows it was given.
+    pub fn products(&self) -> u64 {
+        self.products.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_product(&self) {
+        self.products.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -7,7 +7,7 @@ use state_pool::{StatePool, Tier};
 
 use super::core::Core;
 use super::door::Door;
-use super::executor::CpuExecutor;
+use super::executor::{CpuExecutor, Executor};
 use super::limits::EngineLimits;
 use super::{Engine, EngineError, probe};
 use crate::config::{EngineConfig, Preempt, available_memory};
@@ -73,17 +73,37 @@ impl<'p> EngineBuilder<'p> {
     ///
     /// # Errors
     /// A limit that cannot work, more memory than there is, or weights that cannot be loaded.
-    pub fn build(mut self) -> Result<Engine, EngineError> {
+    pub fn build(self) -> Result<Engine, EngineError> {
         let limits = self.limits()?;
+        let core = self.core(&limits, |executor| executor)?;
+        Engine::start(limits, core).map_err(EngineError::Threads)
+    }
+
+    /// Loads the weights and makes the engine's loop without its thread, over an executor that
+    /// `wrap` makes of the real one: for tests, which step it themselves.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`].
+    pub fn build_core<E: Executor>(
+        self,
+        wrap: impl FnOnce(CpuExecutor) -> E,
+    ) -> Result<Core<E>, EngineError> {
+        let limits = self.limits()?;
+        self.core(&limits, wrap)
+    }
+
+    fn core<E: Executor>(
+        mut self,
+        limits: &EngineLimits,
+        wrap: impl FnOnce(CpuExecutor) -> E,
+    ) -> Result<Core<E>, EngineError> {
         let model = Model::new(&self.files, self.files.load(&mut self.progress)?);
-        let (cost, executor) = self.executor(model, &limits)?;
-        let pools = (limits.device.clone(), limits.host.clone());
-        let device = StatePool::new(Tier::Device, pools.0);
-        let host = StatePool::new(Tier::Host, pools.1);
-        let door = Arc::new(self.door(scheduler_limits(&limits, cost, &self.files), &limits));
+        let (cost, executor) = self.executor(model, limits)?;
+        let door = self.door(scheduler_limits(limits, cost, &self.files), limits);
+        let device = StatePool::new(Tier::Device, limits.device.clone());
+        let host = StatePool::new(Tier::Host, limits.host.clone());
         let scheduler = Scheduler::new(door.limits.clone(), device, host);
-        let core = Core::new(Arc::clone(&door), scheduler, executor);
-        Engine::start(door, limits, core).map_err(EngineError::Threads)
+        Ok(Core::new(Arc::new(door), scheduler, wrap(executor)))
     }
 
     /// The executor, and what `--preempt auto` weighs, measured where nobody gave it.

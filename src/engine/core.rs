@@ -165,6 +165,11 @@ impl<E: Executor> Core<E> {
         self.scheduler.is_idle() && self.events.is_empty()
     }
 
+    /// What requests are held against.
+    pub fn door(&self) -> &Arc<Door> {
+        &self.door
+    }
+
     /// The scheduler.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler

@@ -61,14 +61,20 @@ impl CpuExecutor {
         &self.model
     }
 
+    /// What it computes with.
+    pub fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+
     /// The bytes behind the units: to read states in tests.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// The bytes behind the units and the working memory, to be poisoned by tests.
-    pub fn memory_mut(&mut self) -> (&mut Arena, &mut Workspace) {
-        (&mut self.arena, &mut self.work)
+    /// The bytes behind the units of device and host, and the working memory, to be poisoned by
+    /// tests.
+    pub fn memory_mut(&mut self) -> (&mut Arena, &mut Arena, &mut Workspace) {
+        (&mut self.arena, &mut self.host, &mut self.work)
     }
 
     /// Runs `batch` and returns its logits, `[sources][vocab_size]`.

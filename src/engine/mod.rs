@@ -83,7 +83,8 @@ impl Engine {
         EngineBuilder::new(files)
     }
 
-    fn start(door: Arc<Door>, limits: EngineLimits, core: Core<CpuExecutor>) -> io::Result<Engine> {
+    fn start(limits: EngineLimits, core: Core<CpuExecutor>) -> io::Result<Engine> {
+        let door = Arc::clone(core.door());
         let (commands, inbox) = channel();
         let desk = Arc::new(Desk::new(core.stats()));
         let thread = Some(thread::spawn(core, inbox, Arc::clone(&desk))?);

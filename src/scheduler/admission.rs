@@ -7,7 +7,6 @@ use state_pool::{SequenceState, Tier};
 use super::plan::{Direction, Form};
 use super::sequence::{Place, SequenceId};
 use super::{Lack, Planning, Rank, Scheduler, blocks_for, fresh_state};
-use crate::config::Policy;
 
 /// Waiting sequences that are looked at in a step beyond one that does not fit.
 const LOOK_AHEAD: usize = 4;
@@ -17,10 +16,11 @@ const MOST_SKIPS: usize = 32;
 
 impl Scheduler {
     /// Parked sequences return in order of class, the oldest first; the first that does not fit
-    /// holds up those behind it.
+    /// holds up those behind it. None returns before a waiting one of a lower number.
     pub(super) fn bring_back(&mut self, step: &mut Planning) {
+        let waiting_class = self.waiting.first().map_or(i32::MAX, |rank| rank.0);
         while let Some(rank) = self.parked.first().copied() {
-            if !self.has_place() || !self.start_return(rank.1, step) {
+            if rank.0 > waiting_class || !self.has_place() || !self.start_return(rank.1, step) {
                 return;
             }
             self.parked.remove(&rank);
@@ -59,9 +59,6 @@ impl Scheduler {
                 self.run(rank.1, Form::Step, step);
                 continue;
             }
-            if blocked == 0 && self.limits.policy == Policy::Priority {
-                self.push_out_for(rank, step);
-            }
             blocked += 1;
             if blocked > LOOK_AHEAD || self.skipped >= MOST_SKIPS || !self.has_place() {
                 break;
@@ -94,15 +91,33 @@ impl Scheduler {
         let state = SequenceState::allocate(&mut self.device, tokens).expect("it fits");
         self.sequence_mut(rank.1).place = Place::Device(state);
         self.waiting.remove(&rank);
-        self.running.push(rank.1);
+        self.start_running(rank.1);
         true
     }
 
-    /// Under `priority` a waiting sequence pushes out a running one of a strictly higher number.
-    fn push_out_for(&mut self, rank: Rank, step: &mut Planning) {
-        let blocks = blocks_for(self.sequences[&rank.1].tokens.len());
+    /// Under `priority` the first sequence that is not on the device pushes out a running one of a
+    /// strictly higher number, when it lacks a place or memory.
+    pub(super) fn make_way(&mut self, step: &mut Planning) {
+        let (parked, waiting) = (self.parked.first(), self.waiting.first());
+        let first = match (parked, waiting) {
+            (Some(parked), Some(waiting)) if waiting.0 < parked.0 => waiting,
+            (Some(first), _) | (None, Some(first)) => first,
+            (None, None) => return,
+        };
+        let (class, blocks) = (first.0, blocks_for(self.sequences[&first.1].tokens.len()));
         let lack = Lack { blocks, slots: 1, places: usize::from(!self.has_place()) };
-        self.push_out_above(rank.0, &lack, step);
+        if lack.places > 0 || !self.device.fits(blocks, 1) {
+            self.push_out_above(class, &lack, step);
+        }
+    }
+
+    /// Adds a sequence to those that run: behind all of its class and of lower numbers, so that
+    /// these have their units before it has.
+    pub(super) fn start_running(&mut self, id: SequenceId) {
+        let class = self.sequences[&id].priority;
+        let behind = |other: &SequenceId| self.sequences[other].priority <= class;
+        let at = self.running.partition_point(behind);
+        self.running.insert(at, id);
     }
 
     /// Sequences that hold device memory.

@@ -23,6 +23,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use state_pool::{PoolStats, SequenceState, StatePool};
 
+use crate::config::Policy;
+
 pub use cost::Cost;
 pub use limits::{Limits, Refused};
 pub use plan::{
@@ -91,7 +93,7 @@ pub struct Scheduler {
     device: StatePool,
     host: StatePool,
     sequences: HashMap<SequenceId, Sequence>,
-    /// Sequences on the device, in order of admission.
+    /// Sequences on the device, in order of class, then of admission.
     running: Vec<SequenceId>,
     waiting: BTreeSet<Rank>,
     parked: BTreeSet<Rank>,
@@ -238,6 +240,9 @@ impl Scheduler {
         while let Some(id) = self.to_park.pop() {
             self.park_now(id, &mut step);
         }
+        if self.limits.policy == Policy::Priority {
+            self.make_way(&mut step);
+        }
         order.clear();
         order.extend_from_slice(&self.running);
         for form in [Form::Step, Form::Chunk] {
@@ -330,7 +335,7 @@ impl Scheduler {
             if self.on_device() < self.limits.max_num_seqs {
                 let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
                 self.sequence_mut(fork).place = Place::Device(state);
-                self.running.push(fork);
+                self.start_running(fork);
             } else {
                 let sequence = self.sequence_mut(fork);
                 sequence.place = Place::Waiting;

@@ -217,7 +217,7 @@ impl Scheduler {
                 self.stats.returned += 1;
                 sequence.returned_at = Some(device.len());
                 sequence.place = Place::Device(device);
-                self.running.push(id);
+                self.start_running(id);
             }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }
@@ -237,7 +237,7 @@ impl Scheduler {
             Place::Leaving { device, host } => {
                 host.release(&mut self.host);
                 sequence.place = Place::Device(device);
-                self.running.push(id);
+                self.start_running(id);
             }
             Place::Returning { host, device } => {
                 device.release(&mut self.device);

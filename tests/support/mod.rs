@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test file uses its own part
 
 pub mod rig;
+pub mod stepped;
 
 use std::collections::HashMap;
 use std::fs;

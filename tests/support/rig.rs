@@ -66,7 +66,7 @@ impl Rig {
         let bytes = layout.arena_bytes();
         let executor = CpuExecutor::new(cpu, model, (bytes, 0), setting.most_rows);
         let mut executor = executor.expect("a small arena");
-        let (arena, work) = executor.memory_mut();
+        let (arena, _, work) = executor.memory_mut();
         arena.f32s_mut(0, bytes / 4).fill(f32::NAN);
         work.poison();
         let pool = StatePool::new(Tier::Device, layout);

@@ -25,6 +25,7 @@ pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
 
 fn any_dtype(cpu: &Cpu, x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>, add: bool) {
     assert_eq!((x.width(), out.width()), (w.cols, w.rows), "x or out does not fit the weights");
+    cpu.count_product();
     match w.values {
         Values::F32(values) => product(cpu, x, values, out, add),
         Values::Bf16(values) => product(cpu, x, values, out, add),
