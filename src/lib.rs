@@ -15,7 +15,7 @@
 //! let files = ModelFiles::open("path/to/model".as_ref())?;
 //! let config = EngineConfig { max_model_len: Some(4096), ..EngineConfig::default() };
 //! let engine = Engine::builder(files).config(config).build()?;
-//! // As many as you like: each handle is an iterator of events, and a `Stream` of them.
+//! // As many as you like: each handle is a `Stream` of events, and a blocking iterator of them.
 //! let answer = engine.submit(Request::new(vec![1, 2, 3], 16))?;
 //! for event in answer {
 //!     println!("{:?}", event.token);

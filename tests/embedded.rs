@@ -139,11 +139,11 @@ fn an_answer_ends_for_each_of_its_reasons_and_gives_everything_back() {
     assert_eq!(finish.as_str(), "stop");
     // Dropped in mid-answer, then used again: nothing leaks (the pool holds one sequence).
     let mut dropped = engine.submit(request(prompt.clone(), 1_000)).expect("it fits");
-    dropped.next().expect("a first token");
+    dropped.recv().expect("a first token");
     drop(dropped);
     let cancelled = engine.submit(request(prompt, 1_000)).expect("it fits");
     cancelled.cancel();
-    let last = cancelled.last().expect("one event").finish.expect("it is the last");
+    let last = cancelled.into_iter().last().expect("one event").finish.expect("it is the last");
     assert_eq!(last.reason, FinishReason::Cancelled);
     engine.drain();
     let (device, held) = (engine.stats().device, engine.stats().occupancy);

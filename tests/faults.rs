@@ -158,11 +158,11 @@ fn callers_that_leave_give_everything_back() {
             .map(|i| engine.submit(request(30 + i, round * 20 + i as u64, 500)).expect("it fits"))
             .collect();
         for mut handle in handles {
-            (0..3).for_each(|_| assert!(handle.next().is_some_and(|event| event.finish.is_none())));
+            (0..3).for_each(|_| assert!(handle.recv().is_some_and(|event| event.finish.is_none())));
         }
     }
     let last = engine.submit(request(100, 1, 5)).expect("the engine still serves");
-    assert_eq!(last.filter(|event| event.token.is_some()).count(), 5);
+    assert_eq!(last.into_iter().filter(|event| event.token.is_some()).count(), 5);
     engine.drain();
     let stats = engine.stats();
     assert_eq!(
@@ -265,7 +265,7 @@ fn one_that_can_never_fit_is_refused_and_blocks_nobody() {
     let small: Vec<_> =
         (0..10).map(|i| engine.submit(request(20, i, 5)).expect("it fits")).collect();
     for handle in small {
-        assert_eq!(handle.filter(|event| event.token.is_some()).count(), 5);
+        assert_eq!(handle.into_iter().filter(|event| event.token.is_some()).count(), 5);
     }
 }
 

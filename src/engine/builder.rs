@@ -21,7 +21,7 @@ pub struct EngineBuilder<'p> {
     tokenizer: Option<Arc<Tokenizer>>,
     config: EngineConfig,
     isa: Isa,
-    progress: Box<dyn FnMut(usize, usize) + 'p>,
+    progress: Box<dyn FnMut(usize, usize) + Send + 'p>,
 }
 
 impl<'p> EngineBuilder<'p> {
@@ -54,7 +54,7 @@ impl<'p> EngineBuilder<'p> {
     }
 
     /// Who hears how many bytes of the weights are loaded, of how many.
-    pub fn on_load(mut self, progress: impl FnMut(usize, usize) + 'p) -> Self {
+    pub fn on_load(mut self, progress: impl FnMut(usize, usize) + Send + 'p) -> Self {
         self.progress = Box::new(progress);
         self
     }

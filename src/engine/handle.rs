@@ -11,9 +11,9 @@ use super::core::RequestId;
 use super::thread::Command;
 use crate::request::{Event, Figures, Finish, FinishReason};
 
-/// The events of a request, as a blocking iterator and as a [`Stream`] that needs no particular
-/// runtime. Both end when each answer has had its last event. Dropping the handle cancels the
-/// request.
+/// The events of a request: a [`Stream`] that needs no particular runtime, and, for callers that
+/// may block, [`Handle::recv`] and an iterator. All end when each answer has had its last event.
+/// Dropping the handle cancels the request.
 #[derive(Debug)]
 pub struct Handle {
     id: RequestId,
@@ -51,6 +51,15 @@ impl Handle {
         let _ = self.commands.send(Command::Cancel(self.id));
     }
 
+    /// The next event; waits for it.
+    pub fn recv(&mut self) -> Option<Event> {
+        if self.open.is_empty() {
+            return None;
+        }
+        let event = self.events.recv_blocking().ok();
+        self.take_in(event)
+    }
+
     /// Takes an event in; none when the engine has stopped: then each open answer ends here.
     fn take_in(&mut self, event: Option<Event>) -> Option<Event> {
         let event = match event {
@@ -73,16 +82,24 @@ impl Handle {
     }
 }
 
-impl Iterator for Handle {
+impl IntoIterator for Handle {
+    type Item = Event;
+    type IntoIter = Events;
+
+    fn into_iter(self) -> Events {
+        Events(self)
+    }
+}
+
+/// The events of a request as they come; waits for each.
+#[derive(Debug)]
+pub struct Events(Handle);
+
+impl Iterator for Events {
     type Item = Event;
 
-    /// The next event; waits for it.
     fn next(&mut self) -> Option<Event> {
-        if self.open.is_empty() {
-            return None;
-        }
-        let event = self.events.recv_blocking().ok();
-        self.take_in(event)
+        self.0.recv()
     }
 }
 

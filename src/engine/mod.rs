@@ -20,9 +20,8 @@
 //! let engine = Engine::builder(ModelFiles::embedded()?).build()?;
 //! let one = engine.submit(Request::new(vec![1, 2, 3], 4))?;
 //! let two = engine.submit(Request { n: 2, ..Request::new(vec![4, 5], 4) })?;
-//! assert!(one.filter_map(|event| event.token).count() <= 4);
-//! let ends = two.filter(|event| event.finish.is_some());
-//! assert_eq!(ends.count(), 2);
+//! assert!(one.into_iter().filter_map(|event| event.token).count() <= 4);
+//! assert_eq!(two.into_iter().filter(|event| event.finish.is_some()).count(), 2);
 //! # Ok(())
 //! # }
 //! # main().unwrap();
@@ -54,7 +53,7 @@ pub use self::core::{EngineStats, RequestId};
 pub use builder::EngineBuilder;
 pub use door::SubmitError;
 pub use error::EngineError;
-pub use handle::Handle;
+pub use handle::{Events, Handle};
 pub use limits::EngineLimits;
 pub use score::Scorer;
 

@@ -88,8 +88,12 @@ impl Scheduler {
             super::faults::keep_unit(self);
             return false;
         }
-        let state = SequenceState::allocate(&mut self.device, tokens).expect("it fits");
-        self.sequence_mut(rank.1).place = Place::Device(state);
+        let mut state = SequenceState::allocate(&mut self.device, tokens).expect("it fits");
+        let sequence = self.sequence_mut(rank.1);
+        // Steps to come take no memory of the program.
+        sequence.tokens.reserve_exact(sequence.max_len - tokens);
+        state.reserve(sequence.max_len);
+        sequence.place = Place::Device(state);
         self.waiting.remove(&rank);
         self.start_running(rank.1);
         true

@@ -166,7 +166,7 @@ impl Scheduler {
         for id in &ids {
             let place = if *id == leader { Place::Waiting } else { Place::Forking { leader } };
             let mut sequence = Sequence::new(*id, prompt.to_vec(), priority, place);
-            sequence.siblings = siblings.clone();
+            (sequence.siblings, sequence.max_len) = (siblings.clone(), tokens);
             if *id == leader {
                 sequence.forks = ids[1..].to_vec();
             }

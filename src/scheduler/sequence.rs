@@ -67,6 +67,8 @@ pub struct Sequence {
     pub(super) id: SequenceId,
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
+    /// Tokens it may reach.
+    pub(super) max_len: usize,
     /// Lower is served first.
     pub(super) priority: i32,
     pub(super) place: Place,
@@ -111,6 +113,7 @@ impl Sequence {
         Sequence {
             id,
             prompt_len: prompt.len(),
+            max_len: prompt.len(),
             tokens: prompt,
             priority,
             place,

@@ -168,7 +168,7 @@ impl StatePool {
         units.alloc(tier, free_pages)
     }
 
-    fn no_room(&self, blocks: usize, slots: usize) -> PoolError {
+    pub(crate) fn no_room(&self, blocks: usize, slots: usize) -> PoolError {
         let (free_blocks, free_slots) = (self.free_blocks(), self.free_slots());
         PoolError::NoRoom { tier: self.tier, blocks, slots, free_blocks, free_slots }
     }

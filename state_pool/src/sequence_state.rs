@@ -143,10 +143,21 @@ impl SequenceState {
     ///
     /// [`PoolError::NoRoom`] if they do not all fit; then nothing is taken.
     pub fn grow(&mut self, pool: &mut StatePool, to_len: usize) -> Result<(), PoolError> {
-        let Allocation { blocks, slots } = pool.allocate(self.missing_blocks(to_len), 0)?;
-        debug_assert!(slots.is_empty());
-        self.table.blocks.extend(blocks);
+        let missing = self.missing_blocks(to_len);
+        if missing > 1 && !pool.fits(missing, 0) {
+            return Err(pool.no_room(missing, 0));
+        }
+        for _ in 0..missing {
+            self.table.blocks.push(pool.alloc_block()?);
+        }
         Ok(())
+    }
+
+    /// Makes room in the table for the blocks of `tokens` tokens, so that growing up to there takes
+    /// no memory of the program.
+    pub fn reserve(&mut self, tokens: usize) {
+        let more = blocks_for(tokens).saturating_sub(self.table.len());
+        self.table.blocks.reserve_exact(more);
     }
 
     /// Counts `tokens` more tokens as computed.

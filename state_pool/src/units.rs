@@ -65,7 +65,8 @@ pub struct Units<K: Kind> {
     /// Pages with a held and a free place (of zero-byte units: with a free place), by their free
     /// places and index: the first is the fullest, of equal ones the lowest.
     open: BTreeSet<(u32, u32)>,
-    /// Handles of each unit by id; ids past its end were never used.
+    /// Handles of each unit by id; ids past its end were never used. Room for all is made at once,
+    /// but for units of zero bytes, whose limit may be far beyond what is used.
     handles_of: Vec<u32>,
     held: usize,
     handles: usize,
@@ -81,7 +82,7 @@ impl<K: Kind> Units<K> {
             zero_bytes: false,
             pages: (0..pages).map(|_| Page::default()).collect(),
             open: BTreeSet::new(),
-            handles_of: Vec::new(),
+            handles_of: Vec::with_capacity(pages * per_page),
             held: 0,
             handles: 0,
             pages_held: 0,
@@ -91,8 +92,8 @@ impl<K: Kind> Units<K> {
 
     /// Units of zero bytes, at most `limit` of them.
     pub fn of_zero_bytes(limit: usize) -> Units<K> {
-        let mut units = Units::on_pages(1, limit);
-        units.zero_bytes = true;
+        let mut units = Units::on_pages(1, 0);
+        (units.per_page, units.zero_bytes) = (limit as u32, true);
         if limit > 0 {
             units.open.insert((units.per_page, 0));
         }

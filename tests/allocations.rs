@@ -1,0 +1,48 @@
+//! The control plane's step takes no memory once it runs, whoever waits. A file of its own, since
+//! the allocator is counted for the whole program.
+
+#[path = "support/control.rs"]
+mod control;
+
+use std::alloc::System;
+
+use deltapool::scheduler::StepReport;
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+#[test]
+fn a_step_allocates_nothing_in_steady_state() {
+    const RUNNING: usize = 64;
+    for waiting in [0, 100_000] {
+        let mut scheduler = control::scheduler(RUNNING, 2_000);
+        for _ in 0..RUNNING + waiting {
+            scheduler.submit(&[1; 100], 1_900, 1, None).expect("it fits");
+        }
+        control::until_all_decode(&mut scheduler, RUNNING);
+        let mut report = StepReport::default();
+        let (mut allocations, mut blocks) = (0, 0);
+        // 200 steps: every sequence takes three blocks on the way.
+        for _ in 0..200 {
+            let held = scheduler.device().stats().blocks.held;
+            let region = Region::new(ALLOCATOR);
+            let plan = scheduler.plan();
+            let planned = region.change();
+            control::answer(&plan, &mut report);
+            let region = Region::new(ALLOCATOR);
+            scheduler.commit(plan, &report);
+            let committed = region.change();
+            for change in [planned, committed] {
+                allocations += change.allocations + change.reallocations;
+            }
+            blocks += scheduler.device().stats().blocks.held - held;
+        }
+        assert_eq!(blocks, RUNNING * 3);
+        assert_eq!(allocations, 0, "with {waiting} waiting");
+        while !scheduler.is_idle() {
+            let ids: Vec<_> = (0..(RUNNING + waiting) as u64).collect();
+            ids.into_iter().for_each(|id| scheduler.end(deltapool::scheduler::SequenceId(id)));
+        }
+    }
+}
