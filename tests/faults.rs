@@ -348,7 +348,7 @@ fn a_large_request_that_does_not_fit_is_passed_by_a_bounded_number() {
     let blocks = engine.core.scheduler().device().layout().max_tokens() / BLOCK_LEN;
     // One that holds most of the memory, a large one that has to wait for it, and small ones
     // without end.
-    engine.submit(&request((blocks - 8) * BLOCK_LEN, 1, 60));
+    engine.submit(&request((blocks - 8) * BLOCK_LEN, 1, 300));
     engine.step();
     let large = engine.submit(&request((blocks - 12) * BLOCK_LEN, 2, 2));
     let (mut seed, mut passed_by, mut small) = (10, 0, BTreeSet::new());

@@ -399,6 +399,7 @@ impl Scheduler {
     fn check(&self) {
         let on_device = self.on_device();
         assert_eq!(self.device.stats().slots.handles, on_device, "a sequence has one slot");
+        assert!(on_device <= self.limits.max_num_seqs, "more sequences than there are places");
         self.device.check_counts();
         self.host.check_counts();
         if cfg!(debug_assertions) {

@@ -163,6 +163,8 @@ pub struct World {
     random: Random,
     fault: Option<Fault>,
     broken: Option<Direction>,
+    /// Streams are cancelled at any moment; without that nothing but progress ends one.
+    cancels: bool,
     scheduler: Scheduler,
     limits: Limits,
     device: Memory,
@@ -241,11 +243,13 @@ impl World {
             1 => Some(Direction::In),
             _ => None,
         };
+        let cancels = !random.one_in(3);
         World {
             seed,
             random,
             fault,
             broken,
+            cancels,
             scheduler,
             limits,
             device: Memory::default(),
@@ -336,6 +340,9 @@ impl World {
         let mut ids: Vec<SequenceId> = self.streams.keys().copied().collect();
         ids.sort_unstable();
         let moving: Vec<SequenceId> = ids.iter().copied().filter(in_flight).collect();
+        if !self.cancels {
+            return;
+        }
         let id = if !moving.is_empty() && self.random.one_in(12) {
             self.events.cancelled_in_flight += 1;
             moving[0]

@@ -169,6 +169,7 @@ impl Stepped {
     /// One step; what it brought is added to the answers. Units that it freed are poisoned.
     pub fn step(&mut self) {
         self.steps += 1;
+        assert!(self.steps < 20_000, "no end");
         for (id, event) in self.core.step() {
             let answer = self.answers.get_mut(&(id.0, event.choice)).expect("it was submitted");
             assert!(answer.finish.is_none(), "an event after the last");
@@ -196,7 +197,6 @@ impl Stepped {
     pub fn finish(&mut self) {
         while !self.core.is_idle() {
             self.step();
-            assert!(self.steps < 100_000, "no end");
         }
         let (device, host) = self.core.scheduler().pools();
         assert_eq!((device.free_pages, host.free_pages), (device.pages, host.pages));
