@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use state_pool::PoolStats;
 
@@ -40,8 +40,6 @@ pub struct EngineStats {
     pub host: PoolStats,
     /// Answers that ended, for whatever reason.
     pub finished: u64,
-    /// Time spent in steps.
-    pub busy: Duration,
     /// Sequences on the device, summed over all steps: divided by the steps, the mean occupancy.
     pub running_sum: u64,
     /// Most sequences that were on the device in one step.
@@ -86,7 +84,6 @@ impl<E: Executor> Core<E> {
             device,
             host,
             finished: 0,
-            busy: Duration::ZERO,
             running_sum: 0,
             most_running: 0,
             most_pages: 0,
@@ -190,7 +187,6 @@ impl<E: Executor> Core<E> {
     /// One step; returns what happened in it and since the last.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         if !self.scheduler.is_idle() {
-            let start = Instant::now();
             let plan = self.scheduler.plan();
             let report = self.run(&plan);
             self.note_occupancy();
@@ -198,7 +194,6 @@ impl<E: Executor> Core<E> {
             for sample in report.sampled {
                 self.take_token(sample);
             }
-            self.stats.busy += start.elapsed();
         }
         std::mem::take(&mut self.events)
     }
@@ -206,11 +201,7 @@ impl<E: Executor> Core<E> {
     /// Lowers and runs a plan.
     fn run(&mut self, plan: &StepPlan) -> StepReport {
         for span in &plan.spans {
-            let record = self.records.get_mut(&span.sequence).expect("a planned record");
-            if !record.started {
-                record.started = true;
-                record.figures.queue = record.submitted.elapsed();
-            }
+            self.note_start(span.sequence);
         }
         let device = self.scheduler.device().layout();
         let jobs = lower_transfers(plan, device, self.scheduler.host().layout());
@@ -234,6 +225,21 @@ impl<E: Executor> Core<E> {
             }
         }
         self.executor.step(&batch, jobs, &draws)
+    }
+
+    /// The first span of a request is the start of all its answers: they have the prompt in common.
+    fn note_start(&mut self, id: SequenceId) {
+        let record = &self.records[&id];
+        if record.started {
+            return;
+        }
+        let queue = record.submitted.elapsed();
+        for choice in &self.requests[&record.id] {
+            let record = self.records.get_mut(choice).expect("an open answer has a record");
+            if !record.started {
+                (record.started, record.figures.queue) = (true, queue);
+            }
+        }
     }
 
     fn note_occupancy(&mut self) {
