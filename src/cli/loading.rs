@@ -50,7 +50,7 @@ impl Files {
     ) -> Result<Engine, CliError> {
         let (bar, show) = loading_bar(quiet);
         let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
-        let builder = builder.on_load(show);
+        let mut builder = builder.on_load(show);
         tell(&builder.limits()?);
         let engine = builder.build();
         bar.finish_and_clear();

@@ -20,6 +20,8 @@ pub struct EngineBuilder<'p> {
     files: ModelFiles,
     tokenizer: Option<Arc<Tokenizer>>,
     config: EngineConfig,
+    /// Derived once: what is free changes while we look.
+    limits: Option<EngineLimits>,
     isa: Isa,
     progress: Box<dyn FnMut(usize, usize) + Send + 'p>,
 }
@@ -30,6 +32,7 @@ impl<'p> EngineBuilder<'p> {
             files,
             tokenizer: None,
             config: EngineConfig::default(),
+            limits: None,
             isa: Isa::best(),
             progress: Box::new(|_, _| {}),
         }
@@ -44,6 +47,7 @@ impl<'p> EngineBuilder<'p> {
     /// The limits; [`EngineConfig::default`] unless told otherwise.
     pub fn config(mut self, config: EngineConfig) -> Self {
         self.config = config;
+        self.limits = None;
         self
     }
 
@@ -59,14 +63,19 @@ impl<'p> EngineBuilder<'p> {
         self
     }
 
-    /// What the engine will work within, before any weight is loaded.
+    /// What the engine will work within, before any weight is loaded. [`EngineBuilder::build`]
+    /// keeps to it.
     ///
     /// # Errors
     /// As [`EngineBuilder::build`], but for loading.
-    pub fn limits(&self) -> Result<EngineLimits, EngineError> {
+    pub fn limits(&mut self) -> Result<EngineLimits, EngineError> {
+        if let Some(limits) = &self.limits {
+            return Ok(limits.clone());
+        }
         let weights = self.files.stored_bytes()?.unwrap_or(0);
         let free = available_memory().map(|free| free.saturating_sub(weights));
-        EngineLimits::derive(&self.files.spec, &self.config, free)
+        let limits = EngineLimits::derive(&self.files.spec, &self.config, free)?;
+        Ok(self.limits.insert(limits).clone())
     }
 
     /// Loads the weights and starts the engine's thread.
