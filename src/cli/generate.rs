@@ -5,20 +5,17 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kernels::Isa;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::CliError;
 use super::common::CommonArgs;
 use super::loading::{Files, is_shown, on_interrupt};
 use super::output::{JsonTarget, grouped, print};
-use super::prompt::{Source, check_vocabulary};
+use super::prompt::{Source, default_max_tokens, encode_chat, encode_text};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::{EngineError, EngineLimits};
 use crate::request::{Figures, Finish, FinishReason, Request, SamplingParams};
-use crate::text::{Chat, ChatTemplate, Specials, TextError, Tokenizer};
-
-/// Tokens to generate when nobody says, and the context has room for them.
-const DEFAULT_MAX_TOKENS: usize = 256;
+use crate::text::{ChatTemplate, Tokenizer};
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
@@ -78,7 +75,6 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
         return Err(CliError::Usage(message.to_owned()));
     }
     let spec = &files.model.spec;
-    check_vocabulary(tokenizer.as_deref(), &source, &prompt, spec.vocab_size)?;
     let request = request(args, prompt, spec.context);
     request.check(spec.vocab_size).map_err(|error| CliError::Usage(flag_spelling(&error)))?;
     let tokens = request.prompt.len().saturating_add(request.max_tokens);
@@ -90,7 +86,7 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
         threads: args.common.threads(),
         ..EngineConfig::one_sequence(tokens)
     };
-    let engine = files.engine(tokenizer, isa, config, args.common.quiet, |_| {})?;
+    let (engine, ()) = files.engine(tokenizer, isa, config, args.common.quiet, |_| Ok(()))?;
     let stopper = engine.stopper();
     on_interrupt(move || stopper.cancel_all())?;
     let target = args.common.json_target();
@@ -125,7 +121,7 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
 }
 
 fn request(args: &GenerateArgs, prompt: Vec<u32>, context: usize) -> Request {
-    let room = context.saturating_sub(prompt.len()).clamp(1, DEFAULT_MAX_TOKENS);
+    let room = default_max_tokens(prompt.len(), context);
     Request {
         sampling: SamplingParams {
             temperature: args.temperature,
@@ -161,19 +157,12 @@ fn prompt_ids(
         Source::Ids(ids) => return Ok(ids.clone()),
         Source::Text(text) => text,
     };
-    let tokenizer = tokenizer.ok_or(TextError::NoTokenizer)?;
+    let vocab_size = files.model.spec.vocab_size;
     if !args.chat {
-        return Ok(tokenizer.encode_prompt(text, Specials::Plain)?);
+        return encode_text(tokenizer, vocab_size, text);
     }
-    let messages = [json!({"role": "user", "content": text})];
-    let chat = Chat {
-        messages: &messages,
-        tools: None,
-        add_generation_prompt: true,
-        variables: &Map::new(),
-    };
-    let rendered = ChatTemplate::from_files(&files.text)?.render(&chat)?;
-    Ok(tokenizer.encode(&rendered, Specials::Parse)?)
+    let template = ChatTemplate::from_files(&files.text)?;
+    encode_chat(tokenizer, vocab_size, &template, &[json!({"role": "user", "content": text})])
 }
 
 /// What came out.

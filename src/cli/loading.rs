@@ -38,23 +38,23 @@ impl Files {
         }
     }
 
-    /// Derives the limits, loads the weights and starts an engine. `tell` hears the limits before
-    /// anything is loaded.
-    pub fn engine(
+    /// Derives the limits, loads the weights and starts an engine. `prepare` hears the limits
+    /// before anything is loaded: what can go wrong with little work goes wrong there.
+    pub fn engine<T>(
         self,
         tokenizer: Option<Arc<Tokenizer>>,
         isa: Isa,
         config: EngineConfig,
         quiet: bool,
-        tell: impl FnOnce(&EngineLimits),
-    ) -> Result<Engine, CliError> {
+        prepare: impl FnOnce(&EngineLimits) -> Result<T, CliError>,
+    ) -> Result<(Engine, T), CliError> {
         let (bar, show) = loading_bar(quiet);
         let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
         let mut builder = builder.on_load(show);
-        tell(&builder.limits()?);
+        let prepared = prepare(&builder.limits()?)?;
         let engine = builder.build();
         bar.finish_and_clear();
-        Ok(engine?)
+        Ok((engine?, prepared))
     }
 }
 

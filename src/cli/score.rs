@@ -12,9 +12,9 @@ use super::CliError;
 use super::common::CommonArgs;
 use super::loading::{Files, bar, loading_bar, on_interrupt};
 use super::output::{JsonTarget, print};
-use super::prompt::{Source, check_vocabulary};
+use super::prompt::{Source, encode_text};
 use crate::engine::{EngineError, Scorer};
-use crate::text::{Specials, TextError, Tokenizer};
+use crate::text::Tokenizer;
 
 /// Arguments of `score`.
 #[derive(Debug, Args)]
@@ -35,18 +35,16 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
     let files = Files::open(args.common.model.as_deref())?;
     let tokenizer = files.tokenizer()?;
+    let vocab_size = files.model.spec.vocab_size;
     let (tokens, bytes) = match &source {
         Source::Ids(ids) => {
             let bytes = tokenizer.as_deref().and_then(|t| bytes_of(t, ids));
             (ids.clone(), bytes)
         }
         Source::Text(text) => {
-            let tokenizer = tokenizer.as_deref().ok_or(TextError::NoTokenizer)?;
-            (tokenizer.encode_prompt(text, Specials::Plain)?, Some(text.len()))
+            (encode_text(tokenizer.as_deref(), vocab_size, text)?, Some(text.len()))
         }
     };
-    let vocab_size = files.model.spec.vocab_size;
-    check_vocabulary(tokenizer.as_deref(), &source, &tokens, vocab_size)?;
     let limit = files.model.spec.context;
     if tokens.len() > limit {
         return Err(EngineError::TooLong { tokens: tokens.len(), limit }.into());
