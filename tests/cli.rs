@@ -4,45 +4,12 @@
 mod support;
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use support::program::{arg, json, model, program, run, run_with, stderr, stdout};
 use support::{Tensors, golden_folders, tell};
-
-fn program() -> Command {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("deltapool"));
-    command.env_remove("DELTAPOOL_ISA").stdin(Stdio::null());
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    program().args(args).output().expect("the program starts")
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).expect("output is text")
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).expect("errors are text")
-}
-
-fn json(output: &Output) -> Value {
-    let text = stdout(output);
-    assert_eq!(text.lines().count(), 1, "one object on one line");
-    serde_json::from_str(&text).expect("it is JSON")
-}
-
-/// The project's own model folders.
-fn model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models").join(name)
-}
-
-fn arg(path: &Path) -> &str {
-    path.to_str().expect("a plain path")
-}
 
 #[test]
 fn a_prompt_is_continued_from_anywhere_and_nothing_else_is_printed() {
@@ -65,16 +32,7 @@ fn prompts_come_from_an_argument_a_file_standard_input_or_ids() {
     fs::write(&ids, "[0, 784, 599, 261, 505]").expect("a file");
     let by_file = run(&["generate", "-n", "4", "--file", arg(&file)]);
     let by_ids = run(&["generate", "-n", "4", "--ids-file", arg(&ids)]);
-    let mut child = program()
-        .args(["generate", "-n", "4"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    let mut input = child.stdin.take().expect("a pipe");
-    input.write_all(b"Once upon a time").expect("it reads");
-    drop(input);
-    let by_input = child.wait_with_output().expect("it ends");
+    let by_input = run_with(b"Once upon a time", &["generate", "-n", "4"]);
     for output in [by_file, by_ids, by_input] {
         assert_eq!(stdout(&output), " there was a young");
     }

@@ -1,6 +1,7 @@
 //! What the golden tests share: tensors of the oracle, and how far from them a result may be.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod program;
 pub mod rig;
 pub mod stepped;
 
