@@ -3,10 +3,12 @@
 //! Text that a command is asked for goes to standard output and nothing else does; progress, one
 //! line of figures and errors go to standard error.
 
+mod batch;
 mod common;
 mod error;
 mod generate;
 pub mod inspect;
+mod limits;
 mod loading;
 mod output;
 mod prompt;
@@ -39,6 +41,8 @@ DELTAPOOL_ISA=scalar|avx2|avx512 forces an instruction set.";
 pub enum Command {
     /// Continue a prompt.
     Generate(generate::GenerateArgs),
+    /// Run a file of requests, many at once.
+    Batch(batch::BatchArgs),
     /// Tell how likely a text is: log-probabilities, perplexity, bits per byte.
     Score(score::ScoreArgs),
     /// Show a model's layers, its bytes of state, and how many sequences fit in memory.
@@ -75,6 +79,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
     };
     match cli.command {
         Command::Generate(args) => generate::run(&args, isa),
+        Command::Batch(args) => batch::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
     }
