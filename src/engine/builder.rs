@@ -82,7 +82,7 @@ impl<'p> EngineBuilder<'p> {
     ///
     /// # Errors
     /// A limit that cannot work, more memory than there is, or weights that cannot be loaded.
-    pub fn build(self) -> Result<Engine, EngineError> {
+    pub fn build(mut self) -> Result<Engine, EngineError> {
         let limits = self.limits()?;
         let core = self.core(&limits, |executor| executor)?;
         Engine::start(limits, core).map_err(EngineError::Threads)
@@ -94,7 +94,7 @@ impl<'p> EngineBuilder<'p> {
     /// # Errors
     /// As [`EngineBuilder::build`].
     pub fn build_core<E: Executor>(
-        self,
+        mut self,
         wrap: impl FnOnce(CpuExecutor) -> E,
     ) -> Result<Core<E>, EngineError> {
         let limits = self.limits()?;
