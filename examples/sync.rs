@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokenizer = Arc::new(Tokenizer::from_files(&TextFiles::embedded())?);
     let builder = Engine::builder(ModelFiles::embedded()?).tokenizer(Some(Arc::clone(&tokenizer)));
     let engine = builder.build()?;
-    println!("{}\n", engine.limits());
+    println!("sequences of up to {} tokens\n", engine.limits().max_model_len);
     let beginnings = ["Once upon a time", "Tom had a red ball", "The old dog"];
     thread::scope(|scope| {
         let told = beginnings.map(|beginning| {

@@ -141,6 +141,8 @@ pub struct EngineConfig {
     pub link_bytes_per_second: Option<f64>,
     /// Prompt tokens computed per second, for [`Preempt::Auto`]; measured.
     pub prefill_tokens_per_second: Option<f64>,
+    /// Park a sequence that runs in every so manieth step, needed or not: a stress for tests.
+    pub park_every: Option<u64>,
     /// Threads that compute.
     pub threads: usize,
 }
@@ -159,6 +161,7 @@ impl Default for EngineConfig {
             preempt: Preempt::Auto,
             link_bytes_per_second: None,
             prefill_tokens_per_second: None,
+            park_every: None,
             threads: default_threads(),
         }
     }
@@ -243,6 +246,9 @@ impl EngineConfig {
             if let Some(rate) = rate.filter(|rate| !rate.is_finite() || *rate <= 0.0) {
                 return Err(InvalidLimit::new(flag, rate, "above 0, finite"));
             }
+        }
+        if self.park_every == Some(0) {
+            return Err(InvalidLimit::new("--park-every", 0, "1 or more"));
         }
         if !(1..=MOST_THREADS).contains(&self.threads) {
             return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));

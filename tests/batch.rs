@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Output;
 
 use serde_json::{Value, json};
+use support::Random;
 use support::program::{arg, json as json_of, program, run, run_with, stderr, stdout};
 
 /// Memory in which nothing here is pushed out.
@@ -436,25 +437,26 @@ fn limits_and_summary_go_to_standard_error_unless_quiet() {
     let said = stderr(&output);
     let said: Vec<&str> = said.lines().collect();
     assert_eq!(
-        said[..4],
+        said[..5],
         [
-            "sequences  of up to 1409 tokens (what --device-memory holds for one sequence), up to \
-             256 at once, 512 tokens a step",
-            "device     1351680 bytes (1351680): 3 pages of 450560 bytes, each 2 slots or 11 blocks \
-             of 64 tokens",
+            "sequences  up to 1,409 tokens each (what --device-memory holds for one), 256 at once, 512 \
+             tokens a step",
+            "device     1,351,680 bytes (1,351,680): 3 pages of 450,560 bytes, each 2 slots or 11 \
+             blocks of 64 tokens",
             "host       no memory: what is pushed out is computed again",
-            "together   1 of 1409 tokens (bound by --device-memory), 2 of 353 tokens (bound by \
+            "together   1 of 1,409 tokens (bound by --device-memory), 2 of 353 tokens (bound by \
              --device-memory)",
+            "preempt    without host memory: what is pushed out is computed again",
         ]
     );
-    assert_eq!(said[4], "requests   2 (0 failed, 0 left out), 3 answers");
-    assert!(said[5].starts_with("tokens     7 of prompts, 15 generated in "), "{}", said[5]);
+    assert_eq!(said[5], "requests   2 (0 failed, 0 left out), 3 answers");
+    assert!(said[6].starts_with("tokens     7 of prompts, 15 generated in "), "{}", said[6]);
     for (line, start) in
-        said[6..].iter().zip(["occupancy", "pages", "preempted  0 times", "transfers  0 bytes"])
+        said[7..].iter().zip(["occupancy", "pages", "preempted  0 times", "transfers  0 bytes"])
     {
         assert!(line.starts_with(start), "{line}");
     }
-    assert_eq!(said.len(), 10, "no bar without a terminal");
+    assert_eq!(said.len(), 11, "no bar without a terminal");
     let json_file = format!("--json={}", arg(&path));
     let quiet = batch(&lines, &[&ROOMY[..], &["--quiet", &json_file]].concat());
     assert_eq!((stderr(&quiet).as_str(), quiet.status.code()), ("", Some(0)));
@@ -516,4 +518,55 @@ fn an_interrupt_writes_what_is_finished_and_ends_with_code_130() {
     assert!(said.contains("requests   4 (0 failed, 2 left out), 2 answers\n"), "{said}");
     assert!(said.ends_with("\nerror: interrupted\n"), "{said}");
     assert_eq!(output.status.code(), Some(130));
+}
+
+/// Five hundred requests in a memory that holds eight of the longest, with two thousand parkings
+/// and more, answer as they do with all the memory they want.
+#[test]
+fn five_hundred_requests_in_the_memory_of_eight_have_the_answers_of_a_roomy_run() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, summary) = (folder.path().join("in.jsonl"), folder.path().join("summary.json"));
+    let mut random = Random::new(9);
+    let lines: String = (0..500).map(|i| format!("{}\n", mixed(i, &mut random))).collect();
+    fs::write(&input, lines).expect("a file");
+    let json_flag = format!("--json={}", arg(&summary));
+    let ran = |limits: &[&str]| {
+        let output = folder.path().join("out.jsonl");
+        let files = ["batch", "-i", arg(&input), "-o", arg(&output), "--max-model-len", "240"];
+        let ran = run(&[&files[..], limits, &["--preempt", "swap", &json_flag]].concat());
+        assert_eq!(ran.status.code(), Some(0), "{}", stderr(&ran));
+        let summary = fs::read_to_string(&summary).expect("a file");
+        let summary: Value = serde_json::from_str(&summary).expect("it is JSON");
+        (rows(&fs::read_to_string(&output).expect("a file")), summary, stderr(&ran))
+    };
+    let (roomy, calm, _) = ran(&["--device-memory", "256MiB", "--host-memory", "0"]);
+    assert_eq!(count(&calm, "preemptions"), 0);
+    // Seven pages: four for slots, three for blocks.
+    let memory = (7 * 450_560).to_string();
+    let (small, storm, told) =
+        ran(&["--device-memory", &memory, "--host-memory", "16MiB", "--park-every", "1"]);
+    assert!(told.contains("together   8 of 240 tokens (bound by --device-memory)"), "{told}");
+    assert!(count(&storm, "parked") >= 2_000, "{storm}");
+    assert_eq!(without_costs(&small), without_costs(&roomy));
+    for summary in [calm, storm] {
+        assert_eq!(count(&summary, "pages_still_held"), 0);
+        // A fork holds a second slot in its first step; nobody else ever does.
+        assert!(count(&summary, "second_slots") <= 40, "{summary}");
+    }
+}
+
+/// A request like others: short and long, greedy and sampled, one answer or two.
+fn mixed(i: usize, random: &mut Random) -> Value {
+    let len = [1, 5, 20, 63, 64, 65, 128, 150][random.below(8)];
+    let prompt: Vec<usize> = (0..len).map(|_| random.below(3_072)).collect();
+    json!({
+        "id": i,
+        "prompt_ids": prompt,
+        "max_tokens": 10 + random.below(60),
+        "n": if i % 25 == 0 { 2 } else { 1 },
+        "temperature": if i % 3 == 0 { 0.8 } else { 0.0 },
+        "seed": i,
+        "logprobs": i % 2,
+        "ignore_eos": true,
+    })
 }

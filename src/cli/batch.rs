@@ -16,9 +16,10 @@ use kernels::Isa;
 
 use super::CliError;
 use super::common::CommonArgs;
-use super::limits::EngineArgs;
+use super::limits::{EngineArgs, Shown, Weighed};
 use super::loading::{Files, bar, on_interrupt};
 use super::output::JsonTarget;
+use crate::config::Preempt;
 use line::LineReader;
 use replay::{Replay, tell_error};
 use streams::Output;
@@ -83,7 +84,7 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     let config = args.engine.config(args.common.threads());
     let (engine, (lines, mut output)) = files.engine(tokenizer, isa, config, quiet, |limits| {
         if !quiet {
-            eprintln!("{limits}");
+            eprintln!("{}", Shown(limits));
         }
         let lines = reader.read_all(input, limits.max_model_len);
         let lines = lines.map_err(|source| streams::read_error(&args.input, source))?;
@@ -95,6 +96,9 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
         // The input may be the same file: it has been read.
         Ok((lines, Output::create(&args.output)?))
     })?;
+    if !quiet && config.preempt == Preempt::Auto {
+        eprintln!("{}", Weighed(engine.cost()));
+    }
     let interrupted = interruption()?;
     let bar = bar(quiet, "{bar:40} {pos}/{len} answers, {msg}");
     let (tally, time) = Replay::new(&engine, lines, bar).run(&mut output, &interrupted)?;

@@ -1,12 +1,18 @@
-//! The flags of an engine that runs many requests, written once for all commands that have one.
+//! The flags of an engine that runs many requests, written once for all commands that have one, and
+//! what was derived from them, for people.
+
+use std::fmt;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
+use super::output::grouped;
 use crate::config::{
     DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_PREFILL_FLOOR, DEFAULT_WATERMARK_PERCENT, EngineConfig,
     MemorySize, Policy, Preempt,
 };
+use crate::engine::EngineLimits;
+use crate::scheduler::Cost;
 
 /// Limits of an engine, and what it does when memory runs short.
 #[derive(Debug, Args)]
@@ -52,6 +58,9 @@ pub struct EngineArgs {
     /// Prompt tokens computed per second, for --preempt auto; default: measured.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub prefill_tokens_per_second: Option<f64>,
+    /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
+    #[arg(long, value_name = "N", hide = true)]
+    pub park_every: Option<u64>,
 }
 
 impl EngineArgs {
@@ -69,6 +78,7 @@ impl EngineArgs {
             preempt: self.preempt,
             link_bytes_per_second: self.link_gbps.map(|gb| gb * 1e9),
             prefill_tokens_per_second: self.prefill_tokens_per_second,
+            park_every: self.park_every,
             threads,
         }
     }
@@ -102,5 +112,95 @@ impl ValueEnum for Preempt {
                 .help("copied to the host memory; computed again only when that is full"),
             Preempt::Recompute => PossibleValue::new("recompute").help("computed again"),
         })
+    }
+}
+
+/// The limits for people: each derived figure with what it comes from.
+#[derive(Debug)]
+pub struct Shown<'a>(pub &'a EngineLimits);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limits = self.0;
+        let length = match (limits.config.max_model_len, limits.max_model_len == limits.context) {
+            (Some(_), _) => "--max-model-len",
+            (None, true) => "the model's context",
+            (None, false) => "what --device-memory holds for one",
+        };
+        writeln!(
+            f,
+            "sequences  up to {} tokens each ({length}), {} at once, {} tokens a step",
+            grouped(limits.max_model_len),
+            grouped(limits.max_num_seqs),
+            grouped(limits.config.max_num_batched_tokens),
+        )?;
+        write_tier(f, limits, Tier::Device)?;
+        write_tier(f, limits, Tier::Host)?;
+        write!(f, "together  ")?;
+        let longest = limits.max_model_len;
+        for (comma, tokens) in [("", longest), (",", longest.div_ceil(4))] {
+            let (sequences, limit) = limits.concurrency(tokens);
+            let (sequences, tokens) = (grouped(sequences), grouped(tokens));
+            write!(f, "{comma} {sequences} of {tokens} tokens (bound by {limit})")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Tier {
+    Device,
+    Host,
+}
+
+fn write_tier(f: &mut fmt::Formatter<'_>, limits: &EngineLimits, tier: Tier) -> fmt::Result {
+    let (name, tier, asked) = match tier {
+        Tier::Device => ("device", &limits.device, limits.config.device_memory),
+        Tier::Host => ("host", &limits.host, limits.config.host_memory),
+    };
+    if tier.pages == 0 {
+        return writeln!(f, "{name:<10} no memory: what is pushed out is computed again");
+    }
+    let asked = match asked {
+        MemorySize::Bytes(bytes) => grouped(bytes),
+        other => other.to_string(),
+    };
+    let slots = match tier.slots_per_page {
+        0 => String::new(),
+        1 => "1 slot or ".to_owned(),
+        slots => format!("{slots} slots or "),
+    };
+    let blocks = match tier.blocks_per_page {
+        1 => "1 block".to_owned(),
+        blocks => format!("{blocks} blocks"),
+    };
+    writeln!(
+        f,
+        "{name:<10} {} bytes ({asked}): {} pages of {} bytes, each {slots}{blocks} of 64 tokens",
+        grouped(tier.pages * tier.page_bytes),
+        grouped(tier.pages),
+        grouped(tier.page_bytes),
+    )
+}
+
+/// What `--preempt auto` weighs, for people.
+#[derive(Debug)]
+pub struct Weighed(pub Cost);
+
+impl fmt::Display for Weighed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cost { link_bytes_per_second, tokens_per_second, .. } = self.0;
+        if link_bytes_per_second.is_infinite() || tokens_per_second.is_infinite() {
+            return write!(
+                f,
+                "preempt    without host memory: what is pushed out is computed again"
+            );
+        }
+        write!(
+            f,
+            "preempt    swap or recompute, by {:.1} GB/s between the tiers and {:.0} prompt tokens/s",
+            link_bytes_per_second / 1e9,
+            tokens_per_second,
+        )
     }
 }

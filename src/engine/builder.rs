@@ -180,6 +180,7 @@ fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Li
         policy: limits.config.policy,
         preempt: limits.config.preempt,
         cost,
+        park_every: limits.config.park_every,
     }
 }
 

@@ -50,6 +50,14 @@ pub struct EngineStats {
     pub most_stranded_pages: usize,
 }
 
+impl EngineStats {
+    /// Pages of both tiers that hold something now.
+    pub fn pages_held(&self) -> usize {
+        let held = |pool: &PoolStats| pool.pages - pool.free_pages;
+        held(&self.device) + held(&self.host)
+    }
+}
+
 /// One answer in the making.
 struct Record {
     request: Arc<Request>,

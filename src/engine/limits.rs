@@ -1,8 +1,6 @@
 //! From what a caller asks for to pools: everything is derived here, once, before any weight is
 //! loaded.
 
-use std::fmt;
-
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
 use super::EngineError;
@@ -120,56 +118,6 @@ impl EngineLimits {
             (self.max_num_seqs, "--max-num-seqs")
         }
     }
-}
-
-/// The limits for people: each derived figure with what it comes from.
-impl fmt::Display for EngineLimits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let length = match (self.config.max_model_len, self.max_model_len == self.context) {
-            (Some(_), _) => "--max-model-len",
-            (None, true) => "the model's context",
-            (None, false) => "what --device-memory holds for one sequence",
-        };
-        writeln!(
-            f,
-            "sequences  of up to {} tokens ({length}), up to {} at once, {} tokens a step",
-            self.max_model_len, self.max_num_seqs, self.config.max_num_batched_tokens,
-        )?;
-        tier(f, "device", &self.device, self.config.device_memory)?;
-        tier(f, "host", &self.host, self.config.host_memory)?;
-        write!(f, "together  ")?;
-        let quarter = self.max_model_len.div_ceil(4);
-        for (i, tokens) in [self.max_model_len, quarter].into_iter().enumerate() {
-            let (sequences, limit) = self.concurrency(tokens);
-            let comma = if i == 0 { "" } else { "," };
-            write!(f, "{comma} {sequences} of {tokens} tokens (bound by {limit})")?;
-        }
-        Ok(())
-    }
-}
-
-fn tier(
-    f: &mut fmt::Formatter<'_>,
-    name: &str,
-    layout: &PoolLayout,
-    asked: MemorySize,
-) -> fmt::Result {
-    if layout.pages == 0 {
-        return writeln!(f, "{name:<10} no memory: what is pushed out is computed again");
-    }
-    let slots = match layout.slots_per_page {
-        0 => String::new(),
-        1 => "1 slot or ".to_owned(),
-        slots => format!("{slots} slots or "),
-    };
-    writeln!(
-        f,
-        "{name:<10} {} bytes ({asked}): {} pages of {} bytes, each {slots}{} blocks of 64 tokens",
-        layout.arena_bytes(),
-        layout.pages,
-        layout.page_bytes,
-        layout.blocks_per_page,
-    )
 }
 
 /// Bytes of a tier's memory; none for what one sequence takes.

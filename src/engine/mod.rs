@@ -64,6 +64,7 @@ use thread::{Command, Desk};
 
 use crate::models::ModelFiles;
 use crate::request::Request;
+use crate::scheduler::Cost;
 
 /// Runs requests over a model, on a thread of its own. Dropping it cancels what is left.
 #[derive(Debug)]
@@ -135,6 +136,11 @@ impl Engine {
     /// What was done so far and is held, as of the last step. Does not wait.
     pub fn stats(&self) -> EngineStats {
         self.desk.stats()
+    }
+
+    /// What `--preempt auto` weighs: given or measured when the engine was built.
+    pub fn cost(&self) -> Cost {
+        self.door.limits.cost
     }
 
     /// What it works within.

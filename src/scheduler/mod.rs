@@ -237,6 +237,9 @@ impl Scheduler {
         let budget =
             TokenBudget::new(self.limits.max_num_batched_tokens, self.limits.prefill_floor);
         let mut step = Planning { plan, budget, lacking: 0 };
+        if self.limits.park_every.is_some_and(|n| self.stats.steps.is_multiple_of(n)) {
+            self.to_park.extend(self.running.iter().find(|id| self.has_moved(**id)));
+        }
         while let Some(id) = self.to_park.pop() {
             self.park_now(id, &mut step);
         }
@@ -259,6 +262,12 @@ impl Scheduler {
             self.admit(&mut step);
         }
         step.plan
+    }
+
+    /// Whether a sequence has computed something since it came onto the device.
+    fn has_moved(&self, id: SequenceId) -> bool {
+        let sequence = &self.sequences[&id];
+        sequence.computed() > sequence.returned_at.unwrap_or(0)
     }
 
     /// Plans the next span of a sequence whose next token is of `form`, if it has its units.

@@ -225,6 +225,7 @@ impl World {
                 link_bytes_per_second: 1e6,
                 tokens_per_second: 1e3,
             },
+            park_every: None,
         };
         let device = pool(Tier::Device, device_pages);
         let host = match random.below(8) {

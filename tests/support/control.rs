@@ -36,6 +36,7 @@ pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
             link_bytes_per_second: 1e10,
             tokens_per_second: 1e4,
         },
+        park_every: None,
     };
     let host = StatePool::new(Tier::Host, layout.clone());
     Scheduler::new(limits, StatePool::new(Tier::Device, layout), host)

@@ -70,6 +70,8 @@ pub struct Summary {
     host_full: u64,
     swapped_bytes: u64,
     failed_transfers: u64,
+    second_slots: u64,
+    pages_still_held: usize,
 }
 
 impl Summary {
@@ -105,6 +107,8 @@ impl Summary {
             host_full: scheduler.host_full,
             swapped_bytes: scheduler.swapped_bytes,
             failed_transfers: scheduler.failed_transfers,
+            second_slots: scheduler.second_slots,
+            pages_still_held: stats.pages_held(),
         }
     }
 }
@@ -137,9 +141,10 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "pages      {} of {} at most; stranded {} at most, {} bytes",
+            "pages      {} of {} at most, {} still held; stranded {} at most, {} bytes",
             grouped(self.most_pages),
             grouped(self.device_pages),
+            grouped(self.pages_still_held),
             grouped(self.most_stranded_pages),
             grouped(self.most_stranded_bytes),
         )?;
