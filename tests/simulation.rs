@@ -8,9 +8,12 @@
 //! after random delays, copy at their start or only at their end, or fail. Any aliasing, stale
 //! copy, lost slot, wrong length, wrong cut or early free changes a token.
 
+#[path = "support/seeds.rs"]
+mod seeds;
 #[path = "simulation/world.rs"]
 mod world;
 
+use seeds::seeds;
 use world::{Events, Fault, World};
 
 /// Runs seeds and adds up in how many of them each event happened.
@@ -21,13 +24,6 @@ fn run(seeds: std::ops::Range<u64>, long: bool, fault: Option<Fault>) -> Result<
         total.add(&events);
     }
     Ok(total)
-}
-
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("DELTAPOOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..count,
-    }
 }
 
 #[test]

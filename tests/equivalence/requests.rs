@@ -8,6 +8,7 @@ use deltapool::models::ModelFiles;
 use deltapool::request::{Request, SamplingParams};
 use deltapool::scheduler::SequenceId;
 
+use super::support::seeds::seeds;
 use super::support::stepped::{Answer, Answers, Setting, Stepped};
 use super::support::{Random, Tensors, tell};
 use super::{MODELS, files};
@@ -275,10 +276,7 @@ fn requests_that_are_pushed_out_come_back_with_the_same_bits() {
 /// Everything at once, by chance: `DELTAPOOL_SEED` repeats one seed.
 #[test]
 fn random_storms_change_no_bit() {
-    let seeds = match std::env::var("DELTAPOOL_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => seed..seed + 1,
-        None => 0..std::env::var("DELTAPOOL_STORMS").ok().and_then(|n| n.parse().ok()).unwrap_or(6),
-    };
+    let seeds = seeds(6);
     with_reference(|model, requests, reference| {
         for seed in seeds.clone() {
             let mut random = Random::new(77 + seed);

@@ -3,6 +3,7 @@
 
 pub mod program;
 pub mod rig;
+pub mod seeds;
 pub mod stepped;
 
 use std::collections::HashMap;
