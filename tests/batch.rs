@@ -446,7 +446,7 @@ fn limits_and_summary_go_to_standard_error_unless_quiet() {
             "host       no memory: what is pushed out is computed again",
             "together   1 of 1,409 tokens (bound by --device-memory), 2 of 353 tokens (bound by \
              --device-memory)",
-            "preempt    without host memory: what is pushed out is computed again",
+            "preempt    no host memory: what is pushed out is computed again",
         ]
     );
     assert_eq!(said[5], "requests   2 (0 failed, 0 left out), 3 answers");

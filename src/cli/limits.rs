@@ -189,18 +189,11 @@ pub struct Weighed(pub Cost);
 
 impl fmt::Display for Weighed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cost { link_bytes_per_second, tokens_per_second, .. } = self.0;
-        if link_bytes_per_second.is_infinite() || tokens_per_second.is_infinite() {
-            return write!(
-                f,
-                "preempt    without host memory: what is pushed out is computed again"
-            );
+        let Cost { link_bytes_per_second: link, tokens_per_second: prefill, .. } = self.0;
+        if link.is_infinite() || prefill.is_infinite() {
+            return write!(f, "preempt    no host memory: what is pushed out is computed again");
         }
-        write!(
-            f,
-            "preempt    swap or recompute, by {:.1} GB/s between the tiers and {:.0} prompt tokens/s",
-            link_bytes_per_second / 1e9,
-            tokens_per_second,
-        )
+        let (link, prefill) = (link / 1e9, grouped(prefill as usize));
+        write!(f, "preempt    auto: {link:.1} GB/s to the host, {prefill} prompt tokens a second")
     }
 }
