@@ -227,7 +227,7 @@ fn units(pool: &StatePool) -> BTreeSet<(usize, usize)> {
 fn poison(arena: &mut Arena, (mut at, bytes): (usize, usize), held: &BTreeSet<(usize, usize)>) {
     let end = at + bytes;
     let before = held.range(..(at, 0)).next_back().map(|(start, bytes)| start + bytes);
-    at = at.max(before.unwrap_or(0));
+    at = at.max(before.unwrap_or(0)).min(end);
     for (start, bytes) in held.range((at, 0)..(end, 0)) {
         arena.f32s_mut(at, start.saturating_sub(at) / 4).fill(f32::NAN);
         at = start + bytes;
