@@ -495,6 +495,34 @@ fn a_state_that_is_not_a_number_fails_its_own_request_alone() {
     }
 }
 
+/// K4: a choice that waits for a slot of its own finds the shared state as the prompt left it, while
+/// the others go on.
+#[test]
+fn a_shared_state_is_not_written_while_somebody_reads_it() {
+    let three = Request { n: 3, ..request(100, 6, 20) };
+    let mut engine = Stepped::new(files(), swapping(memory(2, 12), memory(4, 12)));
+    engine.submit(&three);
+    engine.step();
+    let waits = SequenceId(1);
+    let slot = |engine: &Stepped| {
+        let sequence = engine.core.scheduler().sequence(waits).expect("it is known");
+        sequence.state().map(|state| state.slot().id())
+    };
+    let (shared, before) = (slot(&engine), bytes_of(&mut engine, waits));
+    engine.step();
+    assert_eq!(slot(&engine), shared, "there was a free slot after all");
+    assert!(before == bytes_of(&mut engine, waits), "the shared bytes changed");
+    engine.finish();
+    assert!(engine.core.stats().scheduler.forks_without_slot > 0);
+    let mut one_by_one = vec![three.clone(); 3];
+    for (i, request) in one_by_one.iter_mut().enumerate() {
+        (request.n, request.sampling.seed) = (1, Some(6 + i as u64));
+    }
+    for (choice, alone) in solo(&one_by_one).iter().enumerate() {
+        assert_same(&engine.answers[&(0, choice)], alone, "a choice");
+    }
+}
+
 /// K11: what comes back from the host is every byte of what left: slot, windows, hidden row, rows.
 #[test]
 fn a_round_trip_keeps_every_byte() {
