@@ -500,7 +500,7 @@ fn a_state_that_is_not_a_number_fails_its_own_request_alone() {
 #[test]
 fn a_shared_state_is_not_written_while_somebody_reads_it() {
     let three = Request { n: 3, ..request(100, 6, 20) };
-    let mut engine = Stepped::new(files(), swapping(memory(2, 12), memory(4, 12)));
+    let mut engine = Stepped::new(files(), swapping(memory(2, 6), memory(4, 12)));
     engine.submit(&three);
     engine.step();
     let waits = SequenceId(1);
