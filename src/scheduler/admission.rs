@@ -15,12 +15,22 @@ const LOOK_AHEAD: usize = 4;
 const MOST_SKIPS: usize = 32;
 
 impl Scheduler {
-    /// Parked sequences return in order of class, the oldest first; the first that does not fit
+    /// Takes in sequences of a lower number than `below`, all without it: parked ones first, then
+    /// waiting ones. Nobody, while one that runs lacks a unit.
+    pub(super) fn take_in(&mut self, below: Option<i32>, step: &mut Planning) {
+        if step.lacking == 0 {
+            let is_in = |rank: &Rank| below.is_none_or(|below| rank.0 < below);
+            self.bring_back(&is_in, step);
+            self.admit(&is_in, step);
+        }
+    }
+
+    /// Parked sequences return in order of priority, the oldest first; the first that does not fit
     /// holds up those behind it. None returns before a waiting one of a lower number.
-    pub(super) fn bring_back(&mut self, step: &mut Planning) {
-        let waiting_class = self.waiting.first().map_or(i32::MAX, |rank| rank.0);
-        while let Some(rank) = self.parked.first().copied() {
-            if rank.0 > waiting_class || !self.has_place() || !self.start_return(rank.1, step) {
+    fn bring_back(&mut self, is_in: &dyn Fn(&Rank) -> bool, step: &mut Planning) {
+        while let Some(rank) = self.parked.first().copied().filter(is_in) {
+            let behind = self.waiting.first().is_some_and(|waiting| waiting.0 < rank.0);
+            if behind || !self.has_place() || !self.start_return(rank.1, step) {
                 return;
             }
             self.parked.remove(&rank);
@@ -43,27 +53,31 @@ impl Scheduler {
         true
     }
 
-    /// Waiting sequences come in order of class, then of arrival. One that does not fit may be
-    /// passed by a bounded number of smaller ones. None passes a parked one of its class.
-    pub(super) fn admit(&mut self, step: &mut Planning) {
-        let parked_class = self.parked.first().map_or(i64::MAX, |rank| i64::from(rank.0));
-        let mut blocked = 0;
+    /// Waiting sequences come in order of priority, then of arrival. One that does not fit may be
+    /// passed by a bounded number of smaller ones of its own number. None passes a parked one of
+    /// its number.
+    fn admit(&mut self, is_in: &dyn Fn(&Rank) -> bool, step: &mut Planning) {
+        let parked = self.parked.first().map(|rank| rank.0);
+        let mut blocked: Option<i32> = None;
+        let mut passed_over = 0;
         let mut after = Bound::Unbounded;
         while let Some(rank) = self.waiting.range((after, Bound::Unbounded)).next().copied() {
-            if parked_class <= i64::from(rank.0) || !self.has_budget(rank.1, step) {
+            let held_up = parked.is_some_and(|parked| parked <= rank.0)
+                || blocked.is_some_and(|blocked| blocked < rank.0);
+            if held_up || !is_in(&rank) || !self.has_budget(rank.1, step) || !self.has_place() {
                 break;
             }
-            if self.has_place() && self.try_admit(rank) {
-                self.skipped = if blocked > 0 { self.skipped + 1 } else { 0 };
+            if self.try_admit(rank) {
+                self.skipped = if blocked.is_some() { self.skipped + 1 } else { 0 };
                 self.run(rank.1, Form::Chunk, step);
                 self.run(rank.1, Form::Step, step);
                 continue;
             }
-            blocked += 1;
-            if blocked > LOOK_AHEAD || self.skipped >= MOST_SKIPS || !self.has_place() {
+            (blocked, after) = (Some(rank.0), Bound::Excluded(rank));
+            passed_over += 1;
+            if passed_over > LOOK_AHEAD || self.skipped >= MOST_SKIPS {
                 break;
             }
-            after = Bound::Excluded(rank);
         }
     }
 
@@ -78,16 +92,21 @@ impl Scheduler {
         self.on_device() < self.limits.max_num_seqs
     }
 
-    /// Takes all units of a waiting sequence's known tokens, above the watermark, or none.
-    fn try_admit(&mut self, rank: Rank) -> bool {
-        let sequence = &self.sequences[&rank.1];
-        let tokens = sequence.tokens.len();
+    /// Whether the units of a waiting sequence's known tokens are there, above the watermark.
+    fn has_units(&self, id: SequenceId) -> bool {
+        let blocks = blocks_for(self.sequences[&id].tokens.len());
         let watermark = if self.on_device() == 0 { 0 } else { self.limits.watermark_pages };
-        if !self.device.fits_above(watermark, blocks_for(tokens), 1) {
+        self.device.fits_above(watermark, blocks, 1)
+    }
+
+    /// Takes all units of a waiting sequence's known tokens, or none.
+    fn try_admit(&mut self, rank: Rank) -> bool {
+        if !self.has_units(rank.1) {
             #[cfg(feature = "faults")]
             super::faults::keep_unit(self);
             return false;
         }
+        let tokens = self.sequences[&rank.1].tokens.len();
         let mut state = SequenceState::allocate(&mut self.device, tokens).expect("it fits");
         let sequence = self.sequence_mut(rank.1);
         // Steps to come take no memory of the program.
@@ -103,23 +122,28 @@ impl Scheduler {
     /// strictly higher number, when it lacks a place or memory.
     pub(super) fn make_way(&mut self, step: &mut Planning) {
         let (parked, waiting) = (self.parked.first(), self.waiting.first());
-        let first = match (parked, waiting) {
-            (Some(parked), Some(waiting)) if waiting.0 < parked.0 => waiting,
-            (Some(first), _) | (None, Some(first)) => first,
-            (None, None) => return,
+        let (first, has_units) = match (parked, waiting) {
+            (_, Some(waiting)) if parked.is_none_or(|parked| waiting.0 < parked.0) => {
+                (*waiting, self.has_units(waiting.1))
+            }
+            (Some(parked), _) => {
+                let blocks = blocks_for(self.sequences[&parked.1].tokens.len());
+                (*parked, self.device.fits(blocks, 1))
+            }
+            (None, _) => return,
         };
-        let (class, blocks) = (first.0, blocks_for(self.sequences[&first.1].tokens.len()));
+        let blocks = blocks_for(self.sequences[&first.1].tokens.len());
         let lack = Lack { blocks, slots: 1, places: usize::from(!self.has_place()) };
-        if lack.places > 0 || !self.device.fits(blocks, 1) {
-            self.push_out_above(class, &lack, step);
+        if lack.places > 0 || !has_units {
+            self.push_out_above(first.0, &lack, step);
         }
     }
 
-    /// Adds a sequence to those that run: behind all of its class and of lower numbers, so that
-    /// these have their units before it has.
+    /// Adds a sequence to those that run: behind all of its and of lower numbers, so that these
+    /// have their units before it has.
     pub(super) fn start_running(&mut self, id: SequenceId) {
-        let class = self.sequences[&id].priority;
-        let behind = |other: &SequenceId| self.sequences[other].priority <= class;
+        let priority = self.sequences[&id].priority;
+        let behind = |other: &SequenceId| self.sequences[other].priority <= priority;
         let at = self.running.partition_point(behind);
         self.running.insert(at, id);
     }

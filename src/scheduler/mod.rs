@@ -75,7 +75,7 @@ pub struct Occupancy {
     pub in_flight: usize,
 }
 
-/// Place in a queue: class first, then who came first.
+/// Place in a queue: priority first, then who came first.
 type Rank = (i32, SequenceId);
 
 /// A transfer that has not been reported yet.
@@ -84,6 +84,7 @@ struct InFlight {
     id: TransferId,
     sequence: SequenceId,
     direction: Direction,
+    bytes: u64,
 }
 
 /// Decides. Owns the pools and the sequences.
@@ -93,7 +94,7 @@ pub struct Scheduler {
     device: StatePool,
     host: StatePool,
     sequences: HashMap<SequenceId, Sequence>,
-    /// Sequences on the device, in order of class, then of admission.
+    /// Sequences on the device, in order of priority, then of admission.
     running: Vec<SequenceId>,
     waiting: BTreeSet<Rank>,
     parked: BTreeSet<Rank>,
@@ -236,7 +237,7 @@ impl Scheduler {
         let (plan, mut order) = std::mem::take(&mut self.spare);
         let budget =
             TokenBudget::new(self.limits.max_num_batched_tokens, self.limits.prefill_floor);
-        let mut step = Planning { plan, budget, lacking: 0 };
+        let mut step = Planning { plan, budget, lacking: 0, fork_without_slot: false };
         if self.limits.park_every.is_some_and(|n| self.stats.steps.is_multiple_of(n)) {
             self.to_park.extend(self.running.iter().find(|id| self.has_moved(**id)));
         }
@@ -248,19 +249,22 @@ impl Scheduler {
         }
         order.clear();
         order.extend_from_slice(&self.running);
-        for form in [Form::Step, Form::Chunk] {
-            for id in &order {
-                self.run(*id, form, &mut step);
+        for (i, id) in order.iter().enumerate() {
+            // Whoever replays its answer leaves a token to each of those behind it.
+            step.budget.reserve(order.len() - i - 1);
+            self.run(*id, Form::Step, &mut step);
+        }
+        self.stats.lacking_together += u64::from(step.lacking > 1);
+        self.stats.forks_without_slot += u64::from(step.fork_without_slot);
+        for id in &order {
+            // A prompt that runs gives way to those of lower numbers that do not run yet.
+            if self.limits.policy == Policy::Priority {
+                self.take_in(self.sequences.get(id).map(|s| s.priority), &mut step);
             }
+            self.run(*id, Form::Chunk, &mut step);
         }
         self.spare.1 = order;
-        if step.lacking > 1 {
-            self.stats.lacking_together += 1;
-        }
-        if step.lacking == 0 {
-            self.bring_back(&mut step);
-            self.admit(&mut step);
-        }
+        self.take_in(None, &mut step);
         step.plan
     }
 
@@ -290,10 +294,8 @@ impl Scheduler {
                 }
                 Err(lack) => lack,
             };
-            if !lacks {
-                self.stats.forks_without_slot += lack.slots as u64;
-                lacks = true;
-            }
+            lacks = true;
+            step.fork_without_slot |= lack.slots > 0 && !self.device.fits(0, 1);
             if !self.make_room(id, &lack, step) {
                 break;
             }
@@ -425,6 +427,8 @@ struct Planning {
     budget: TokenBudget,
     /// Sequences that sit out for want of a unit.
     lacking: usize,
+    /// A fork's first step found no free slot.
+    fork_without_slot: bool,
 }
 
 /// The blocks of `tokens` tokens.

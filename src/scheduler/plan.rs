@@ -35,6 +35,8 @@ pub enum Wanted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenBudget {
     left: usize,
+    /// Of these, what generated tokens leave to others.
+    reserved: usize,
     /// The first prompt span may always take this many.
     floor: usize,
 }
@@ -42,15 +44,20 @@ pub struct TokenBudget {
 impl TokenBudget {
     /// A budget of `tokens`, of which the first prompt span may always take `floor`.
     pub fn new(tokens: usize, floor: usize) -> TokenBudget {
-        TokenBudget { left: tokens, floor }
+        TokenBudget { left: tokens, reserved: 0, floor }
     }
 
     /// Tokens that a span of `form` may take.
     pub fn for_form(self, form: Form) -> usize {
         match form {
-            Form::Step => self.left,
+            Form::Step => self.left.saturating_sub(self.reserved).max(self.left.min(1)),
             Form::Chunk => self.left.max(self.floor),
         }
+    }
+
+    /// Leaves `tokens` to others when generated tokens are replayed, but for one.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.reserved = tokens;
     }
 
     /// Takes the rows of a span.

@@ -20,18 +20,20 @@ impl Scheduler {
         if self.is_one_leaving() {
             return false;
         }
-        let Some(victim) = self.victim(i32::MIN, lack) else {
-            // Sharers of one slot that hold each other up: all but the lowest drop their shares.
-            return lack.slots > 0 && self.drop_sharers(id);
+        let Some(victim) = self.victim(|_| true, lack) else {
+            // Sharers of one slot that hold each other up while nobody else will free one: all but
+            // the lowest drop their shares.
+            let alone = step.plan.spans.is_empty() && self.in_flight.is_empty();
+            return lack.slots > 0 && alone && self.drop_sharers(id);
         };
         let freed = self.preempt(victim, step);
         freed && victim != id
     }
 
-    /// Pushes out one running sequence of a class above `class`, if that frees what is lacking.
-    pub(super) fn push_out_above(&mut self, class: i32, lack: &Lack, step: &mut Planning) {
+    /// Pushes out one running sequence of a higher number, if that frees what is lacking.
+    pub(super) fn push_out_above(&mut self, number: i32, lack: &Lack, step: &mut Planning) {
         if !self.is_one_leaving()
-            && let Some(victim) = self.victim(class.saturating_add(1), lack)
+            && let Some(victim) = self.victim(|sequence| sequence.priority > number, lack)
         {
             self.preempt(victim, step);
         }
@@ -41,20 +43,20 @@ impl Scheduler {
         self.in_flight.iter().any(|transfer| transfer.direction == Direction::Out)
     }
 
-    /// The sequence to leave: of the highest number, then with the fewest tokens computed, then
-    /// the newest; of class `least` or above; none that this plan computes; none that frees
-    /// nothing of what is lacking; one that just came back only when no other helps.
-    fn victim(&self, least: i32, lack: &Lack) -> Option<SequenceId> {
+    /// The sequence to leave: of the highest number; of these one that just came back only when no
+    /// other helps; then with the fewest tokens computed, then the newest. Only one that `may`, none
+    /// that this plan computes, none that frees nothing of what is lacking.
+    fn victim(&self, may: impl Fn(&Sequence) -> bool, lack: &Lack) -> Option<SequenceId> {
         let helps = |sequence: &&Sequence| {
-            sequence.priority >= least
+            may(sequence)
                 && sequence.planned_in != self.stats.steps
                 && (lack.places > 0 || self.frees(sequence, lack))
         };
         let rank = |sequence: &&Sequence| {
             let back = sequence.returned_at.map_or(usize::MAX, |at| sequence.computed() - at);
             (
-                back >= FRESH_TOKENS,
                 sequence.priority,
+                back >= FRESH_TOKENS,
                 std::cmp::Reverse(sequence.computed()),
                 sequence.id,
             )
@@ -130,11 +132,8 @@ impl Scheduler {
             return false;
         };
         self.running.retain(|running| *running != id);
-        let sequence = self.sequences.get_mut(&id).expect("a victim is known");
-        sequence.counters.preemptions += 1;
-        let Place::Device(device) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
-            unreachable!("a victim is on the device")
-        };
+        let place = std::mem::replace(&mut self.sequence_mut(id).place, Place::Waiting);
+        let Place::Device(device) = place else { unreachable!("a victim is on the device") };
         let (table, slot, _) = device.into_parts();
         let mut blocks = table.into_vec();
         for unused in blocks.split_off(blocks_for(len)) {
@@ -161,10 +160,8 @@ impl Scheduler {
         let blocks = source.table().ids().take(used).zip(target.table().ids()).skip(shared);
         let slot = (source.slot().id(), target.slot().id());
         step.plan.transfers.push(Transfer { id, direction, blocks: blocks.collect(), slot });
-        self.in_flight.push(InFlight { id, sequence, direction });
         let bytes = self.limits.cost.bytes(used - shared);
-        self.stats.swapped_bytes += bytes;
-        self.sequence_mut(sequence).counters.swapped_bytes += bytes;
+        self.in_flight.push(InFlight { id, sequence, direction, bytes });
     }
 
     /// Gives up a running sequence's state: it waits, and is computed again.
@@ -202,12 +199,15 @@ impl Scheduler {
 
     /// A finished transfer gives its source back and its sequence its new place.
     pub(super) fn transfer_done(&mut self, id: TransferId) {
-        let id = self.take_in_flight(id);
+        let InFlight { sequence: id, bytes, .. } = self.take_in_flight(id);
+        self.stats.swapped_bytes += bytes;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
+        sequence.counters.swapped_bytes += bytes;
         sequence.failed_transfers = 0;
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Leaving { device, host } => {
                 device.release(&mut self.device);
+                sequence.counters.preemptions += 1;
                 self.stats.parked += 1;
                 self.parked.insert((sequence.priority, id));
                 sequence.place = Place::Host(host);
@@ -228,7 +228,7 @@ impl Scheduler {
     /// returning one on the host. After three failures in a row the one is computed again when it
     /// has to leave the next time, the other at once.
     pub(super) fn transfer_failed(&mut self, id: TransferId) {
-        let id = self.take_in_flight(id);
+        let id = self.take_in_flight(id).sequence;
         self.stats.failed_transfers += 1;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
         sequence.failed_transfers += 1;
@@ -257,9 +257,9 @@ impl Scheduler {
         self.end_if_cancelled(id);
     }
 
-    fn take_in_flight(&mut self, id: TransferId) -> SequenceId {
+    fn take_in_flight(&mut self, id: TransferId) -> InFlight {
         let index = self.in_flight.iter().position(|transfer| transfer.id == id);
-        self.in_flight.swap_remove(index.expect("only planned transfers are reported")).sequence
+        self.in_flight.swap_remove(index.expect("only planned transfers are reported"))
     }
 
     fn end_if_cancelled(&mut self, id: SequenceId) {

@@ -1,0 +1,267 @@
+//! The scheduler alone, over pools of no bytes: who goes before whom, who leaves, what is counted.
+
+use deltapool::config::{Policy, Preempt};
+use deltapool::scheduler::{
+    Cost, Limits, Place, SampledToken, Scheduler, SequenceId, StepPlan, StepReport,
+};
+use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
+
+const SLOT: usize = 3 * 4096;
+const BLOCK: usize = 4096;
+
+/// A scheduler over pages of one slot or three blocks.
+fn scheduler(pages: usize, host_pages: usize, change: impl FnOnce(&mut Limits)) -> Scheduler {
+    let cost = Cost {
+        slot_bytes: SLOT,
+        block_bytes: BLOCK,
+        link_bytes_per_second: 1e10,
+        tokens_per_second: 1e4,
+    };
+    scheduler_of((SLOT, BLOCK), (pages * SLOT, host_pages * SLOT), |limits| {
+        limits.cost = cost;
+        change(limits);
+    })
+}
+
+fn scheduler_of(
+    (slot_bytes, block_bytes): (usize, usize),
+    (device_bytes, host_bytes): (usize, usize),
+    change: impl FnOnce(&mut Limits),
+) -> Scheduler {
+    let layout = |memory_bytes| {
+        let sizes = TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots: 1 };
+        PoolLayout::new(sizes).expect("a layout")
+    };
+    let device = layout(device_bytes);
+    let host = if host_bytes == 0 { device.without_memory() } else { layout(host_bytes) };
+    let mut limits = Limits {
+        max_num_batched_tokens: 512,
+        prefill_floor: 64,
+        max_num_seqs: 64,
+        max_model_len: 100_000,
+        watermark_pages: 0,
+        grid: 64,
+        policy: Policy::Priority,
+        preempt: Preempt::Swap,
+        cost: Cost { slot_bytes, block_bytes, link_bytes_per_second: 1e10, tokens_per_second: 1e4 },
+        park_every: None,
+    };
+    change(&mut limits);
+    Scheduler::new(limits, StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host))
+}
+
+fn answer(plan: &StepPlan) -> StepReport {
+    let token = |sequence| SampledToken { sequence, drawn: Ok(7), logprobs: None };
+    StepReport {
+        sampled: plan.draws.iter().map(|id| token(*id)).collect(),
+        finished: plan.transfers.iter().map(|transfer| transfer.id).collect(),
+        ..StepReport::default()
+    }
+}
+
+/// One step, after which those end that have the tokens they want. Returns the rows of each.
+fn step(scheduler: &mut Scheduler, want: &dyn Fn(SequenceId) -> usize) -> Vec<(SequenceId, usize)> {
+    let plan = scheduler.plan();
+    let rows = plan.spans.iter().map(|span| (span.sequence, span.rows)).collect();
+    let report = answer(&plan);
+    scheduler.commit(plan, &report);
+    for sample in &report.sampled {
+        let sequence = scheduler.sequence(sample.sequence).expect("it drew");
+        if sequence.tokens().len() - sequence.prompt_len() >= want(sample.sequence) {
+            scheduler.end(sample.sequence);
+        }
+    }
+    rows
+}
+
+fn submit(scheduler: &mut Scheduler, len: usize, max_tokens: usize, priority: i32) -> SequenceId {
+    scheduler.submit(&vec![1; len], max_tokens, 1, Some(priority)).expect("it fits")[0]
+}
+
+fn waits(scheduler: &Scheduler, id: SequenceId) -> bool {
+    matches!(scheduler.sequence(id).expect("it is known").place(), Place::Waiting)
+}
+
+/// Steps until `id` does not wait any more, at most `most`.
+fn until_it_runs(scheduler: &mut Scheduler, id: SequenceId, most: usize) {
+    for _ in 0..most {
+        if !waits(scheduler, id) {
+            return;
+        }
+        step(scheduler, &|_| usize::MAX);
+    }
+    assert!(!waits(scheduler, id), "it waits for more than {most} steps");
+}
+
+/// A queue of one number is a queue, also at the end of the numbers.
+#[test]
+fn equal_numbers_never_push_each_other_out() {
+    for priority in [i32::MIN, 0, i32::MAX] {
+        for host in [0, 40] {
+            let mut scheduler = scheduler(8, host, |limits| limits.max_num_seqs = 1);
+            (0..3).for_each(|_| drop(submit(&mut scheduler, 70, 100, priority)));
+            let mut steps = 0;
+            while !scheduler.is_idle() {
+                step(&mut scheduler, &|_| 100);
+                steps += 1;
+                assert!(steps <= 3 * 102, "priority {priority}, host {host}");
+            }
+            assert_eq!(scheduler.stats().parked + scheduler.stats().recomputed, 0);
+        }
+    }
+}
+
+/// What pushes out and what admits ask for the same room.
+#[test]
+fn a_lower_number_does_not_wait_behind_the_watermark() {
+    let mut scheduler = scheduler(6, 20, |limits| limits.watermark_pages = 2);
+    submit(&mut scheduler, 200, 180, 5);
+    (0..3).for_each(|_| drop(step(&mut scheduler, &|_| 180)));
+    let first = submit(&mut scheduler, 190, 5, 0);
+    until_it_runs(&mut scheduler, first, 5);
+}
+
+/// Though the higher number came back from the host just now.
+#[test]
+fn a_lower_number_never_leaves_for_a_higher_one() {
+    let mut scheduler = scheduler(4, 20, |_| {});
+    let low = submit(&mut scheduler, 180, 200, 0);
+    let high = submit(&mut scheduler, 150, 40, 5);
+    let want = |id: SequenceId| if id == low { 200 } else { 40 };
+    (0..3).for_each(|_| drop(step(&mut scheduler, &want)));
+    scheduler.park(high);
+    for i in 0..40 {
+        step(&mut scheduler, &want);
+        let place = scheduler.sequence(low).expect("it runs on").place();
+        assert!(matches!(place, Place::Device(_)), "step {i}: {place:?}");
+    }
+    drain(&mut scheduler);
+}
+
+/// Ends everything, so that no handle is left.
+fn drain(scheduler: &mut Scheduler) {
+    (0..1_000).for_each(|id| scheduler.end(SequenceId(id)));
+    while !scheduler.is_idle() {
+        step(scheduler, &|_| 1);
+    }
+}
+
+#[test]
+fn what_was_pushed_out_does_not_take_the_room_again() {
+    for (host, preempt) in [(0, Preempt::Swap), (0, Preempt::Recompute), (60, Preempt::Swap)] {
+        let mut scheduler = scheduler(16, host, |limits| limits.preempt = preempt);
+        (0..8).for_each(|_| drop(submit(&mut scheduler, 100, 90, 5)));
+        (0..20).for_each(|_| drop(step(&mut scheduler, &|_| 90)));
+        // The room of four of them.
+        let first = submit(&mut scheduler, 1_100, 5, 0);
+        until_it_runs(&mut scheduler, first, 12);
+        drain(&mut scheduler);
+    }
+}
+
+#[test]
+fn higher_numbers_are_not_admitted_to_be_pushed_out_at_once() {
+    let mut scheduler = scheduler(16, 0, |_| {});
+    let runs = submit(&mut scheduler, 2_000, 500, 0);
+    (0..6).for_each(|_| drop(step(&mut scheduler, &|_| 500)));
+    // It does not fit beside the first, of its own number.
+    submit(&mut scheduler, 2_000, 5, 0);
+    (0..50).for_each(|_| drop(submit(&mut scheduler, 100, 50, 5)));
+    (0..100).for_each(|_| drop(step(&mut scheduler, &|id| if id == runs { 500 } else { 50 })));
+    assert_eq!(scheduler.stats().recomputed, 0);
+    drain(&mut scheduler);
+}
+
+#[test]
+fn a_lower_number_does_not_wait_for_the_prompt_of_a_higher_one() {
+    let mut scheduler = scheduler(400, 0, |_| {});
+    submit(&mut scheduler, 20_000, 5, 5);
+    step(&mut scheduler, &|_| 5);
+    let first = submit(&mut scheduler, 1_000, 5, 0);
+    let rows = step(&mut scheduler, &|_| 5);
+    assert_eq!(rows[0], (first, 512), "all of the step's tokens");
+    drain(&mut scheduler);
+}
+
+/// Choices without a slot wait for one, while somebody who will free one runs.
+#[test]
+fn forks_under_swap_are_not_computed_again_while_others_run() {
+    let mut scheduler = scheduler(8, 100, |limits| limits.policy = Policy::Fcfs);
+    let other = scheduler.submit(&[1; 100], 12, 1, None).expect("it fits")[0];
+    scheduler.submit(&[2; 640], 30, 4, None).expect("it fits");
+    while !scheduler.is_idle() {
+        step(&mut scheduler, &|id| if id == other { 12 } else { 30 });
+    }
+    let stats = scheduler.stats();
+    assert_eq!((stats.recomputed, stats.prompt_tokens), (0, 740));
+    assert!(stats.forks_without_slot > 0);
+}
+
+/// A sequence that computes its answer again takes what the others leave.
+#[test]
+fn a_replay_leaves_a_token_to_everybody() {
+    let change = |limits: &mut Limits| {
+        (limits.max_num_batched_tokens, limits.preempt) = (64, Preempt::Recompute);
+    };
+    let mut scheduler = scheduler(40, 0, change);
+    let first = submit(&mut scheduler, 64, 2_000, 0);
+    (0..1_000).for_each(|_| drop(step(&mut scheduler, &|_| 2_000)));
+    let second = submit(&mut scheduler, 64, 2_000, 0);
+    // A third of a lower number pushes the first two out, ends, and both replay.
+    let big = submit(&mut scheduler, 38 * 3 * 64, 1, -1);
+    while scheduler.sequence(big).is_some() {
+        step(&mut scheduler, &|id| if id == big { 1 } else { 2_000 });
+    }
+    let mut replayed = 0;
+    for _ in 0..30 {
+        let rows = step(&mut scheduler, &|_| 2_000);
+        replayed += usize::from(rows.iter().any(|(id, rows)| *id == first && *rows > 1));
+        let both = rows.iter().filter(|(id, _)| [first, second].contains(id)).count();
+        assert!(replayed == 0 || both == 2 || waits(&scheduler, second), "{rows:?}");
+    }
+    assert!(replayed > 10);
+    drain(&mut scheduler);
+}
+
+#[test]
+fn what_failed_is_not_counted_as_swapped() {
+    let mut scheduler = scheduler(10, 10, |_| {});
+    let id = submit(&mut scheduler, 100, 50, 0);
+    (0..3).for_each(|_| drop(step(&mut scheduler, &|_| 50)));
+    scheduler.park(id);
+    let plan = scheduler.plan();
+    let mut report = answer(&plan);
+    report.failed = std::mem::take(&mut report.finished);
+    assert_eq!(report.failed.len(), 1);
+    scheduler.commit(plan, &report);
+    let counters = scheduler.sequence(id).expect("it runs on").counters();
+    assert_eq!((counters.swapped_bytes, counters.preemptions), (0, 0));
+    assert_eq!((scheduler.stats().swapped_bytes, scheduler.stats().failed_transfers), (0, 1));
+    drain(&mut scheduler);
+}
+
+/// 35e9 bytes of Kimi-Linear with bf16 windows, hidden row and KV, by the scheduler itself; with the
+/// default watermark and with none.
+#[test]
+fn kimi_linear_runs_the_sequences_of_the_design() {
+    let bytes = (43_422_208, 516_096);
+    for (tokens, expected) in [(4_000, [450, 460]), (8_000, [317, 323]), (32_000, [113, 115])] {
+        for (watermark, expected) in [805 * 2 / 100, 0].into_iter().zip(expected) {
+            let mut scheduler = scheduler_of(bytes, (35_000_000_000, 0), |limits| {
+                limits.max_num_batched_tokens = 1 << 30;
+                (limits.max_num_seqs, limits.max_model_len) = (1_000, 1 << 20);
+                (limits.watermark_pages, limits.policy) = (watermark, Policy::Fcfs);
+            });
+            let layout = scheduler.device().layout();
+            assert_eq!((layout.page_bytes, layout.pages), (43_425_792, 805));
+            for _ in 0..600 {
+                scheduler.submit(&vec![1; tokens], 1, 1, None).expect("it fits");
+            }
+            let plan = scheduler.plan();
+            assert_eq!(scheduler.occupancy().running, expected, "{tokens} tokens");
+            let report = answer(&plan);
+            scheduler.commit(plan, &report);
+            drain(&mut scheduler);
+        }
+    }
+}
