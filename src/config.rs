@@ -88,6 +88,9 @@ impl fmt::Display for MemorySize {
 /// # Errors
 /// A text that is not a number with one of these suffixes, or a number beyond all memories.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
+    if text.starts_with('-') {
+        return Err(format!("{text} is less than nothing"));
+    }
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
     let unit: u64 = match suffix.trim().to_ascii_lowercase().as_str() {
@@ -141,7 +144,7 @@ pub struct EngineConfig {
     pub link_bytes_per_second: Option<f64>,
     /// Prompt tokens computed per second, for [`Preempt::Auto`]; measured.
     pub prefill_tokens_per_second: Option<f64>,
-    /// Park a sequence that runs in every so manieth step, needed or not: a stress for tests.
+    /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
     pub park_every: Option<u64>,
     /// Threads that compute.
     pub threads: usize,
@@ -232,8 +235,9 @@ impl EngineConfig {
             );
             return Err(InvalidLimit::new("--max-num-seqs", sequences, reason));
         }
-        if self.max_model_len == Some(0) {
-            return Err(InvalidLimit::new("--max-model-len", 0, "1 or more"));
+        if let Some(len) = self.max_model_len.filter(|len| *len < 2) {
+            let reason = "2 or more: a prompt and an answer of a token each";
+            return Err(InvalidLimit::new("--max-model-len", len, reason));
         }
         if !(0.0..=50.0).contains(&self.watermark_percent) {
             let reason = "0 to 50 percent of the pages";
@@ -294,7 +298,10 @@ mod tests {
                 "--max-num-seqs 513: 1 to 512, the tokens of a step (--max-num-batched-tokens): \
                  each sequence that runs takes one of them",
             ),
-            (EngineConfig { max_model_len: Some(0), ..good }, "--max-model-len 0: 1 or more"),
+            (
+                EngineConfig { max_model_len: Some(1), ..good },
+                "--max-model-len 1: 2 or more: a prompt and an answer of a token each",
+            ),
             (
                 EngineConfig { watermark_percent: f64::NAN, ..good },
                 "--watermark NaN: 0 to 50 percent of the pages",

@@ -223,8 +223,8 @@ pub struct Figures {
     pub prompt_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// From submit to the first step that computed something of it.
-    pub queue: Duration,
+    /// From submit to the first step that computed something of it; none when none did.
+    pub queue: Option<Duration>,
     /// From submit to the first token.
     pub time_to_first_token: Duration,
     /// From the first token to the last.
@@ -240,18 +240,13 @@ pub struct Figures {
 impl Figures {
     /// Prompt tokens per second, from the first step on.
     pub fn prompt_rate(&self) -> f64 {
-        rate(self.prompt_tokens, self.time_to_first_token.saturating_sub(self.queue))
+        let queue = self.queue.unwrap_or_default();
+        rate(self.prompt_tokens, self.time_to_first_token.saturating_sub(queue))
     }
 
     /// Generated tokens per second, the first not counted: it belongs to the prompt's step.
     pub fn decode_rate(&self) -> f64 {
         rate(self.generated_tokens.saturating_sub(1), self.decode)
-    }
-
-    /// Mean time between two tokens; none with fewer than two.
-    pub fn mean_inter_token(&self) -> Option<Duration> {
-        let gaps = u32::try_from(self.generated_tokens.checked_sub(1)?).ok()?;
-        self.decode.checked_div(gaps)
     }
 }
 

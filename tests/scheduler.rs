@@ -99,7 +99,9 @@ fn equal_numbers_never_push_each_other_out() {
     for priority in [i32::MIN, 0, i32::MAX] {
         for host in [0, 40] {
             let mut scheduler = scheduler(8, host, |limits| limits.max_num_seqs = 1);
-            (0..3).for_each(|_| drop(submit(&mut scheduler, 70, 100, priority)));
+            for _ in 0..3 {
+                submit(&mut scheduler, 70, 100, priority);
+            }
             let mut steps = 0;
             while !scheduler.is_idle() {
                 step(&mut scheduler, &|_| 100);
@@ -116,7 +118,9 @@ fn equal_numbers_never_push_each_other_out() {
 fn a_lower_number_does_not_wait_behind_the_watermark() {
     let mut scheduler = scheduler(6, 20, |limits| limits.watermark_pages = 2);
     submit(&mut scheduler, 200, 180, 5);
-    (0..3).for_each(|_| drop(step(&mut scheduler, &|_| 180)));
+    for _ in 0..3 {
+        step(&mut scheduler, &|_| 180);
+    }
     let first = submit(&mut scheduler, 190, 5, 0);
     until_it_runs(&mut scheduler, first, 5);
 }
@@ -128,7 +132,9 @@ fn a_lower_number_never_leaves_for_a_higher_one() {
     let low = submit(&mut scheduler, 180, 200, 0);
     let high = submit(&mut scheduler, 150, 40, 5);
     let want = |id: SequenceId| if id == low { 200 } else { 40 };
-    (0..3).for_each(|_| drop(step(&mut scheduler, &want)));
+    for _ in 0..3 {
+        step(&mut scheduler, &want);
+    }
     scheduler.park(high);
     for i in 0..40 {
         step(&mut scheduler, &want);
@@ -150,8 +156,12 @@ fn drain(scheduler: &mut Scheduler) {
 fn what_was_pushed_out_does_not_take_the_room_again() {
     for (host, preempt) in [(0, Preempt::Swap), (0, Preempt::Recompute), (60, Preempt::Swap)] {
         let mut scheduler = scheduler(16, host, |limits| limits.preempt = preempt);
-        (0..8).for_each(|_| drop(submit(&mut scheduler, 100, 90, 5)));
-        (0..20).for_each(|_| drop(step(&mut scheduler, &|_| 90)));
+        for _ in 0..8 {
+            submit(&mut scheduler, 100, 90, 5);
+        }
+        for _ in 0..20 {
+            step(&mut scheduler, &|_| 90);
+        }
         // The room of four of them.
         let first = submit(&mut scheduler, 1_100, 5, 0);
         until_it_runs(&mut scheduler, first, 12);
@@ -163,11 +173,17 @@ fn what_was_pushed_out_does_not_take_the_room_again() {
 fn higher_numbers_are_not_admitted_to_be_pushed_out_at_once() {
     let mut scheduler = scheduler(16, 0, |_| {});
     let runs = submit(&mut scheduler, 2_000, 500, 0);
-    (0..6).for_each(|_| drop(step(&mut scheduler, &|_| 500)));
+    for _ in 0..6 {
+        step(&mut scheduler, &|_| 500);
+    }
     // It does not fit beside the first, of its own number.
     submit(&mut scheduler, 2_000, 5, 0);
-    (0..50).for_each(|_| drop(submit(&mut scheduler, 100, 50, 5)));
-    (0..100).for_each(|_| drop(step(&mut scheduler, &|id| if id == runs { 500 } else { 50 })));
+    for _ in 0..50 {
+        submit(&mut scheduler, 100, 50, 5);
+    }
+    for _ in 0..100 {
+        step(&mut scheduler, &|id| if id == runs { 500 } else { 50 });
+    }
     assert_eq!(scheduler.stats().recomputed, 0);
     drain(&mut scheduler);
 }
@@ -227,7 +243,9 @@ fn a_replay_leaves_a_token_to_everybody() {
 fn what_failed_is_not_counted_as_swapped() {
     let mut scheduler = scheduler(10, 10, |_| {});
     let id = submit(&mut scheduler, 100, 50, 0);
-    (0..3).for_each(|_| drop(step(&mut scheduler, &|_| 50)));
+    for _ in 0..3 {
+        step(&mut scheduler, &|_| 50);
+    }
     scheduler.park(id);
     let plan = scheduler.plan();
     let mut report = answer(&plan);

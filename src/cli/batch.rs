@@ -76,6 +76,11 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
                        or --output FILE";
         return Err(CliError::Usage(message.to_owned()));
     }
+    let mut files = vec![("--input", args.input.as_path()), ("--output", args.output.as_path())];
+    if let JsonTarget::File(path) = &target {
+        files.push(("--json", path));
+    }
+    streams::check_distinct(&files)?;
     let quiet = args.common.quiet;
     let input = streams::open(&args.input)?;
     let files = Files::open(args.common.model.as_deref())?;
@@ -93,12 +98,12 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
                 tell_error(line.number, error);
             }
         }
-        // The input may be the same file: it has been read.
-        Ok((lines, Output::create(&args.output)?))
+        Ok((lines, Output::open(&args.output)?))
     })?;
     if !quiet && config.preempt == Preempt::Auto {
         eprintln!("{}", Weighed(engine.cost()));
     }
+    output.begin()?;
     let interrupted = interruption()?;
     let bar = bar(quiet, "{bar:40} {pos}/{len} answers, {msg}");
     let (tally, time) = Replay::new(&engine, lines, bar).run(&mut output, &interrupted)?;

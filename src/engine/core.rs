@@ -67,7 +67,6 @@ struct Record {
     text: AnswerText,
     submitted: Instant,
     last_token: Instant,
-    started: bool,
     figures: Figures,
 }
 
@@ -131,7 +130,6 @@ impl<E: Executor> Core<E> {
                 text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
                 submitted: now,
                 last_token: now,
-                started: false,
                 figures: Figures { prompt_tokens: prompt.len(), ..Figures::default() },
             };
             self.records.insert(*sequence, record);
@@ -238,15 +236,13 @@ impl<E: Executor> Core<E> {
     /// The first span of a request is the start of all its answers: they have the prompt in common.
     fn note_start(&mut self, id: SequenceId) {
         let record = &self.records[&id];
-        if record.started {
+        if record.figures.queue.is_some() {
             return;
         }
         let queue = record.submitted.elapsed();
         for choice in &self.requests[&record.id] {
             let record = self.records.get_mut(choice).expect("an open answer has a record");
-            if !record.started {
-                (record.started, record.figures.queue) = (true, queue);
-            }
+            record.figures.queue.get_or_insert(queue);
         }
     }
 

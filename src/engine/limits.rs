@@ -104,7 +104,13 @@ impl EngineLimits {
                 let tokens = blocks.saturating_mul(state_pool::BLOCK_LEN);
                 format!("a sequence of {tokens} tokens would fit")
             }
-            _ => "give --device-memory or --host-memory less".to_owned(),
+            _ if work > device.saturating_add(host) => {
+                "give --max-num-batched-tokens or --max-num-seqs less".to_owned()
+            }
+            _ => {
+                let left = available.saturating_sub(work);
+                format!("give --device-memory and --host-memory {left} bytes together, or less")
+            }
         };
         Err(EngineError::Memory { needed, what, available, advice })
     }
@@ -178,7 +184,7 @@ fn most_rows(config: &EngineConfig, max_num_seqs: usize, max_model_len: usize) -
     let all = max_model_len.next_multiple_of(cell).saturating_mul(max_num_seqs);
     // One sequence alone never has generated tokens beside its prompt.
     let beyond = if max_num_seqs == 1 { 0 } else { config.prefill_floor };
-    all.min(config.max_num_batched_tokens + beyond)
+    all.min(config.max_num_batched_tokens.saturating_add(beyond))
 }
 
 #[cfg(test)]
@@ -235,7 +241,10 @@ mod tests {
         )
         .unwrap_err();
         assert!(error.contains("are free after the weights"), "{error}");
-        assert!(error.ends_with("give --device-memory or --host-memory less"), "{error}");
+        assert!(error.contains("give --device-memory and --host-memory"), "{error}");
+        let wide = EngineConfig { max_num_batched_tokens: usize::MAX, ..base() };
+        let error = derive(wide, Some(1 << 30)).unwrap_err();
+        assert!(error.ends_with("give --max-num-batched-tokens or --max-num-seqs less"), "{error}");
     }
 
     #[test]

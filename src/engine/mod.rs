@@ -59,7 +59,7 @@ pub use score::Scorer;
 
 use self::core::Core;
 use door::Door;
-use executor::CpuExecutor;
+use executor::Executor;
 use thread::{Command, Desk};
 
 use crate::models::ModelFiles;
@@ -83,7 +83,10 @@ impl Engine {
         EngineBuilder::new(files)
     }
 
-    fn start(limits: EngineLimits, core: Core<CpuExecutor>) -> io::Result<Engine> {
+    fn start<E: Executor + Send + 'static>(
+        limits: EngineLimits,
+        core: Core<E>,
+    ) -> io::Result<Engine> {
         let door = Arc::clone(core.door());
         let (commands, inbox) = channel();
         let desk = Arc::new(Desk::new(core.stats()));
@@ -100,15 +103,13 @@ impl Engine {
     pub fn submit(&self, request: impl Into<Arc<Request>>) -> Result<Handle, SubmitError> {
         let request = request.into();
         self.door.check(&request)?;
-        if self.desk.is_draining() {
-            return Err(SubmitError::Draining);
-        }
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let seed = request.sampling.seed.unwrap_or_else(random_seed);
         let (events, receiver) = async_channel::unbounded();
         let choices = request.n;
         let command = Command::Submit { id, request, seed, events };
-        self.commands.send(command).map_err(|_| SubmitError::Stopped)?;
+        let sent = self.desk.if_open(|| self.commands.send(command));
+        sent.ok_or(SubmitError::Draining)?.map_err(|_| SubmitError::Stopped)?;
         Ok(Handle::new(id, seed, choices, receiver, self.commands.clone()))
     }
 
@@ -125,7 +126,7 @@ impl Engine {
 
     /// Takes nothing more, and waits until all that was taken has ended.
     pub fn drain(&self) {
-        self.desk.start_draining();
+        self.desk.close();
         let (done, wait) = channel();
         // A thread that has ended has nothing left to wait for.
         if self.commands.send(Command::Drain(done)).is_ok() {
@@ -175,4 +176,59 @@ impl Stopper {
 /// A seed nobody can foresee: the standard library's hash keys come from the system.
 fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(all(test, feature = "embedded-model"))]
+mod tests {
+    use super::executor::PlannedDraw;
+    use super::lower::Job;
+    use super::*;
+    use crate::config::EngineConfig;
+    use crate::models::Batch;
+    use crate::request::FinishReason;
+    use crate::scheduler::StepReport;
+
+    struct Broken;
+
+    impl Executor for Broken {
+        fn step(&mut self, _: &Batch, _: Vec<Job>, _: &[PlannedDraw<'_>]) -> StepReport {
+            panic!("a fault of the executor");
+        }
+    }
+
+    /// Every answer ends with the reason, nothing hangs, and nothing more is taken.
+    #[test]
+    fn a_thread_that_panics_ends_every_answer() {
+        let files = ModelFiles::embedded().expect("the model is sound");
+        let config = EngineConfig { threads: 1, ..EngineConfig::one_sequence(100) };
+        let mut builder = Engine::builder(files).config(config);
+        let limits = builder.limits().expect("it fits");
+        let core = builder.build_core(|_| Broken).expect("it is built");
+        let engine = Engine::start(limits, core).expect("a thread");
+        let handle = engine.submit(Request { n: 3, ..Request::new(vec![1], 5) });
+        let ends: Vec<_> = handle.expect("it is taken").into_iter().collect();
+        assert_eq!(ends.len(), 3);
+        for (choice, event) in ends.into_iter().enumerate() {
+            let reason = event.finish.expect("an end").reason;
+            assert_eq!(event.choice, choice);
+            assert_eq!(reason, FinishReason::Failed("the engine has stopped".to_owned()));
+        }
+        engine.drain();
+        assert!(matches!(engine.submit(Request::new(vec![1], 5)), Err(SubmitError::Draining)));
+    }
+
+    #[test]
+    fn one_request_is_cancelled_by_its_name_and_others_go_on() {
+        let files = ModelFiles::embedded().expect("the model is sound");
+        let config =
+            EngineConfig { threads: 1, max_num_seqs: Some(2), ..EngineConfig::one_sequence(2_000) };
+        let engine = Engine::builder(files).config(config).build().expect("it is built");
+        let long = Request { ignore_eos: true, ..Request::new(vec![1], 1_900) };
+        let cancelled = engine.submit(long).expect("it is taken");
+        let kept = engine.submit(Request { ignore_eos: true, ..Request::new(vec![1], 5) });
+        engine.cancel(cancelled.id());
+        let last = cancelled.into_iter().last().and_then(|event| event.finish);
+        assert_eq!(last.map(|finish| finish.reason), Some(FinishReason::Cancelled));
+        assert_eq!(kept.expect("it is taken").into_iter().count(), 5);
+    }
 }

@@ -1,9 +1,8 @@
 //! The engine's thread: takes commands between steps, sends events to the handles.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
 
 use async_channel::Sender as EventSender;
@@ -30,12 +29,14 @@ pub(super) enum Command {
 #[derive(Debug)]
 pub(super) struct Desk {
     stats: Mutex<EngineStats>,
-    draining: AtomicBool,
+    /// Whether requests are taken. Held for reading while one is sent, so that none is sent after
+    /// the engine was told to drain.
+    open: RwLock<bool>,
 }
 
 impl Desk {
     pub(super) fn new(stats: EngineStats) -> Desk {
-        Desk { stats: Mutex::new(stats), draining: AtomicBool::new(false) }
+        Desk { stats: Mutex::new(stats), open: RwLock::new(true) }
     }
 
     pub(super) fn stats(&self) -> EngineStats {
@@ -43,12 +44,15 @@ impl Desk {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn start_draining(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+    /// Does `send` if requests are taken.
+    pub(super) fn if_open<T>(&self, send: impl FnOnce() -> T) -> Option<T> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.then(send)
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+    /// Takes no more requests.
+    pub(super) fn close(&self) {
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 

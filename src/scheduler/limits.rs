@@ -26,7 +26,7 @@ pub struct Limits {
     pub preempt: Preempt,
     /// What it costs.
     pub cost: Cost,
-    /// Steps after which a sequence that runs is parked, needed or not: a stress for tests.
+    /// In every Nth step a sequence that runs is parked, needed or not: a stress for tests.
     pub park_every: Option<u64>,
 }
 

@@ -44,8 +44,8 @@ impl Scheduler {
     }
 
     /// The sequence to leave: of the highest number; of these one that just came back only when no
-    /// other helps; then with the fewest tokens computed, then the newest. Only one that `may`, none
-    /// that this plan computes, none that frees nothing of what is lacking.
+    /// other helps; then with the fewest tokens computed, then the newest. Only one that `may`;
+    /// none that this plan computes; none that frees nothing of what is lacking.
     fn victim(&self, may: impl Fn(&Sequence) -> bool, lack: &Lack) -> Option<SequenceId> {
         let helps = |sequence: &&Sequence| {
             may(sequence)

@@ -255,6 +255,7 @@ fn requests_that_are_pushed_out_come_back_with_the_same_bits() {
         let engine = together("parked twice", model, requests, reference, swap, park);
         let stats = engine.core.stats().scheduler;
         assert!(stats.parked > 60 && stats.parked == stats.returned, "{model}: {stats:?}");
+        assert_eq!(stats.recomputed, 0, "{model}: parked means parked");
         let late = Setting { late: true, ..swap };
         together("late transfers", model, requests, reference, late, park);
         let failing = Setting { failing: 3, ..swap };

@@ -160,7 +160,7 @@ impl Cost {
     fn of(figures: &[Figures]) -> Cost {
         let sum = |count: fn(&Figures) -> u64| figures.iter().map(count).sum();
         let ms = |time: Duration| time.as_micros() as f64 / 1e3;
-        let started = figures.iter().map(|f| f.queue).filter(|queue| !queue.is_zero());
+        let started = figures.iter().filter_map(|f| f.queue);
         let spoke = figures.iter().filter(|f| f.generated_tokens > 0);
         let decode: Duration = figures.iter().map(|f| f.decode).sum();
         let gaps: usize = figures.iter().map(|f| f.generated_tokens.saturating_sub(1)).sum();

@@ -16,6 +16,9 @@ use crate::cli::prompt::{default_max_tokens, encode_chat, encode_text};
 use crate::request::{InvalidParam, Request, SamplingParams};
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
+/// A day: nobody waits for longer.
+const MAX_ARRIVAL_MS: f64 = 86_400_000.0;
+
 /// A line, and what it asks for or why that cannot be told.
 pub struct Line {
     /// Its number in the input, from 1.
@@ -107,10 +110,11 @@ impl LineReader {
             let field = if error.field == "prompt" { prompt_field } else { error.field };
             InvalidParam { field, ..error }.to_string()
         })?;
-        let arrival = Duration::try_from_secs_f64(arrival / 1e3).map_err(|_| {
-            let (value, allowed) = (arrival.to_string(), "0 or more".to_owned());
-            InvalidParam { field: "arrival_ms", value, allowed }.to_string()
-        })?;
+        if !(0.0..=MAX_ARRIVAL_MS).contains(&arrival) {
+            let (value, allowed) = (format!("{arrival:e}"), format!("0 to {MAX_ARRIVAL_MS}"));
+            return Err(InvalidParam { field: "arrival_ms", value, allowed }.to_string());
+        }
+        let arrival = Duration::from_secs_f64(arrival / 1e3);
         Ok(Work { request, arrival })
     }
 

@@ -150,8 +150,8 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "preempted  {} times: {} parked, {} returned, {} computed again ({} as the host was \
-             full), {} tokens",
+            "preempted  {} times: {} parked, {} returned, {} computed again ({} for want of host \
+             memory), {} tokens",
             counted(self.preemptions),
             counted(self.parked),
             counted(self.returned),
