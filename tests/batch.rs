@@ -211,7 +211,11 @@ fn bad_lines_are_told_by_number_and_do_not_stop_the_rest() {
             "logit_bias is 200 for token 1, allowed: -100 to 100",
         ),
         (r#"{"prompt": "x", "logprobs": 21}"#, json!(16), "logprobs is 21, allowed: 0 to 20"),
-        (r#"{"prompt": "x", "arrival_ms": -1}"#, json!(17), "arrival_ms is -1e0, allowed: 0 to 86400000"),
+        (
+            r#"{"prompt": "x", "arrival_ms": -1}"#,
+            json!(17),
+            "arrival_ms is -1, allowed: 0 to 86400000",
+        ),
         (
             r#"{"messages": [{"content": "x"}]}"#,
             json!(18),

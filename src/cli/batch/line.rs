@@ -111,7 +111,9 @@ impl LineReader {
             InvalidParam { field, ..error }.to_string()
         })?;
         if !(0.0..=MAX_ARRIVAL_MS).contains(&arrival) {
-            let (value, allowed) = (format!("{arrival:e}"), format!("0 to {MAX_ARRIVAL_MS}"));
+            let short =
+                if arrival.abs() < 1e15 { arrival.to_string() } else { format!("{arrival:e}") };
+            let (value, allowed) = (short, format!("0 to {MAX_ARRIVAL_MS}"));
             return Err(InvalidParam { field: "arrival_ms", value, allowed }.to_string());
         }
         let arrival = Duration::from_secs_f64(arrival / 1e3);
