@@ -172,8 +172,7 @@ impl Scheduler {
             unreachable!("a victim is on the device")
         };
         sequence.counters.preemptions += 1;
-        sequence.counters.recomputed_tokens += state.len() as u64;
-        sequence.failed_transfers = 0;
+        sequence.starts_over(state.len());
         self.waiting.insert((sequence.priority, id));
         self.stats.recomputed += u64::from(!state.is_empty());
         state.release(&mut self.device);
@@ -245,8 +244,7 @@ impl Scheduler {
                     sequence.place = Place::Host(host);
                     self.parked.insert(rank);
                 } else {
-                    sequence.failed_transfers = 0;
-                    sequence.counters.recomputed_tokens += host.len() as u64;
+                    sequence.starts_over(host.len());
                     self.stats.recomputed += 1;
                     host.release(&mut self.host);
                     self.waiting.insert(rank);

@@ -162,6 +162,12 @@ impl Sequence {
         }
     }
 
+    /// Counts that `computed` tokens have to be computed again. What came before is forgotten.
+    pub(super) fn starts_over(&mut self, computed: usize) {
+        self.counters.recomputed_tokens += computed as u64;
+        (self.returned_at, self.failed_transfers) = (None, 0);
+    }
+
     /// Full blocks of the prompt that are computed: nothing writes them again, and they have the
     /// same bits in all choices of a request.
     pub(super) fn prompt_blocks(&self) -> usize {
