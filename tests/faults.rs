@@ -1,8 +1,9 @@
 //! Faults that users of other engines reported, each by its recipe, and the invariants they break.
 //!
 //! The numbers are those of the project's fault log: preemption and abort (14 to 20), memory and
-//! admission (26 to 34), batching and determinism (46 to 52), and the kinds of wrong state K1, K4
-//! to K7, K9 and K11.
+//! admission (26 to 34), batching and determinism (46 to 52), and the kinds of wrong state K4 to
+//! K7, K9 and K11. K1 (a stale slot) and K6 (rows of nobody) are what the memory of [`Stepped`] is
+//! for: whatever is free is not-a-number in every test here.
 
 mod support;
 
@@ -206,7 +207,7 @@ fn requests_about_as_large_as_the_device_run_or_are_refused() {
     assert!(taken > 20);
 }
 
-/// 20: one that was pushed out returns before newer ones of its class, and is not pushed out again
+/// 20: one that was pushed out returns before newer ones of its number, and is not pushed out again
 /// and again.
 #[test]
 fn a_parked_request_returns_before_newer_ones_and_is_not_tossed_about() {
@@ -286,7 +287,8 @@ fn limits_are_checked_before_weights_are_loaded() {
     assert!(matches!(build(EngineConfig::default()), EngineError::Model(_)));
 }
 
-/// 30: at every concurrency the slots held are the sequences that run, and every slot can be used.
+/// 30, 31: at every concurrency the slots held are the sequences that run, none is kept for
+/// padding, and every slot can be used.
 #[test]
 fn as_many_slots_are_held_as_sequences_run_and_all_of_them_can_be() {
     let setting = swapping(memory(6, 12), MemorySize::Bytes(0));
