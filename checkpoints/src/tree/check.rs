@@ -1,0 +1,46 @@
+//! The scan of a tree's invariants.
+
+use state_pool::{BLOCK_LEN, Tier};
+
+use super::radix::{Lineage, Node};
+use super::{PrefixTree, Units};
+
+impl PrefixTree {
+    /// Scans every node and asserts the invariants of the tree, of its tokens and of its ghosts.
+    /// What a tier holds in all is in [`stats`](PrefixTree::stats), for a caller to compare with
+    /// the pool's.
+    ///
+    /// # Panics
+    ///
+    /// If one does not hold, which is a fault of this crate.
+    pub fn check(&self) {
+        self.nodes.check();
+        self.ghosts.check();
+        for node in self.nodes.ids().map(|id| &self.nodes[id]) {
+            let is_tail = !node.end().is_multiple_of(BLOCK_LEN);
+            assert!(!is_tail || node.lineage == Lineage::NonExact, "an exact tail");
+            assert!(!node.value.holds_nothing(), "a node that holds nothing");
+            for tier in [Tier::Device, Tier::Host] {
+                self.check_held(node, tier);
+            }
+        }
+    }
+
+    fn check_held(&self, node: &Node<Units>, tier: Tier) {
+        let held = node.value.held(tier);
+        assert!(held.slot.is_none() || self.options.is_recurrent, "a slot without layers for it");
+        if held.blocks.is_empty() {
+            assert!(held.slot.is_none(), "a state without the blocks of its tokens");
+            return;
+        }
+        assert_eq!(held.blocks.len(), node.tokens.len().div_ceil(BLOCK_LEN));
+        assert!(held.blocks.iter().all(|block| block.tier() == tier));
+        assert!(held.slot.iter().all(|slot| slot.tier() == tier));
+        let parent = &self.nodes[node.parent.expect("roots hold nothing")];
+        let has_above = parent.parent.is_none() || !parent.value.held(tier).blocks.is_empty();
+        assert!(has_above, "{tier} blocks at {} without those before", node.start);
+        let is_of_use = |id| !self.nodes[id].value.held(tier).blocks.is_empty();
+        let is_needed = held.slot.is_some() || node.children().any(is_of_use);
+        assert!(is_needed || !self.options.is_recurrent, "blocks that no checkpoint needs");
+    }
+}

@@ -1,0 +1,104 @@
+//! A copy ahead of need (rule 9): the least worthy checkpoint of the device gets a copy on the
+//! host and stays where it is, so that dropping it later frees its units at once.
+
+use state_pool::{Allocation, BLOCK_LEN, BlockHandle, PoolError, SlotHandle, StatePool, Tier};
+
+use super::radix::NodeId;
+use super::{PrefixTree, release_all};
+
+/// Units to be copied from the device to the host, source by source to its target. They are held
+/// while the copy is on its way (rule 8); [`PrefixTree::end_demotion`] takes them back.
+#[derive(Debug)]
+#[must_use = "a demotion must be ended"]
+pub struct Demotion {
+    /// Shares of the checkpoint's blocks that the host lacks.
+    pub source_blocks: Vec<BlockHandle>,
+    /// A share of its state; none without recurrent layers.
+    pub source_slot: Option<SlotHandle>,
+    /// As many fresh blocks of the host.
+    pub target_blocks: Vec<BlockHandle>,
+    /// A fresh slot of the host.
+    pub target_slot: Option<SlotHandle>,
+    node: NodeId,
+    /// Index of the first of the blocks among those of all tokens.
+    first_block: usize,
+}
+
+impl PrefixTree {
+    /// Begins to copy the least worthy checkpoint that the host lacks. None if there is none that
+    /// may go; see [`evict_one`](PrefixTree::evict_one). Until the demotion is ended, its
+    /// shares keep the checkpoint from being evicted.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoRoom`] if the host has no room for it; then nothing is touched.
+    pub fn demote(
+        &mut self,
+        device: &mut StatePool,
+        host: &mut StatePool,
+    ) -> Result<Option<Demotion>, PoolError> {
+        assert_eq!((device.tier(), host.tier()), (Tier::Device, Tier::Host));
+        let is_lacking = |id| !self.has_state(Tier::Host, id);
+        let Some(node) = self.least_worthy(device, is_lacking) else { return Ok(None) };
+        let first_block = self.first_lacking(node);
+        let path = self.nodes.path_up(node);
+        let lacking = path.take_while(|id| self.nodes[*id].start / BLOCK_LEN >= first_block);
+        let blocks = lacking.flat_map(|id| self.nodes[id].value.device.blocks.iter().rev());
+        let mut sources: Vec<&BlockHandle> = blocks.collect();
+        sources.reverse();
+        let slot = self.nodes[node].value.device.slot.as_ref();
+        let targets = host.allocate(sources.len(), usize::from(slot.is_some()))?;
+        let Allocation { blocks: target_blocks, slots: mut target_slots } = targets;
+        let source_slot = slot.map(|slot| device.share(slot));
+        let source_blocks = sources.into_iter().map(|block| device.share(block)).collect();
+        let target_slot = target_slots.pop();
+        Ok(Some(Demotion {
+            source_blocks,
+            source_slot,
+            target_blocks,
+            target_slot,
+            node,
+            first_block,
+        }))
+    }
+
+    /// Index of the first block up to a node's end that the host lacks; what it lacks of a path
+    /// is its end.
+    fn first_lacking(&self, node: NodeId) -> usize {
+        let path = self.nodes.path_up(node);
+        let lacking = path.take_while(|id| self.nodes[*id].value.host.blocks.is_empty());
+        let first = lacking.last().map(|id| self.nodes[id].start);
+        first.unwrap_or(self.nodes[node].end()).div_ceil(BLOCK_LEN)
+    }
+
+    /// Ends a demotion. If the copies have arrived, the checkpoint has a copy on the host from now
+    /// on, unless the tree was cleared or the host has lost what the copy goes on from; those
+    /// count as failed, like copies that did not arrive. Gives the sources back.
+    pub fn end_demotion(
+        &mut self,
+        demotion: Demotion,
+        has_arrived: bool,
+        device: &mut StatePool,
+        host: &mut StatePool,
+    ) {
+        release_all(device, demotion.source_blocks);
+        release_all(device, demotion.source_slot);
+        let (id, first_block) = (demotion.node, demotion.first_block);
+        let is_there = self.nodes.get(id).is_some();
+        if !has_arrived || !is_there || self.first_lacking(id) < first_block {
+            release_all(host, demotion.target_blocks);
+            release_all(host, demotion.target_slot);
+            self.counts.demotions_failed += 1;
+            return;
+        }
+        // Another demotion may have brought the first of them meanwhile.
+        let mut targets: Vec<Option<BlockHandle>> =
+            demotion.target_blocks.into_iter().map(Some).collect();
+        self.adopt(host, id, |_, at| {
+            targets[at - first_block].take().expect("a node has each block once")
+        });
+        release_all(host, targets.into_iter().flatten());
+        self.give_slot(host, id, demotion.target_slot);
+        self.counts.demoted += 1;
+    }
+}
