@@ -18,16 +18,16 @@
 //! # Two turns of a chat, and another with the same system prompt
 //!
 //! ```text
-//!  tokens     0 .. 127           128 .. 191         192 .. 204
+//!  0 .. 127              128 .. 191       192 ..
 //!
-//!            [ b0, b1 | slot ] - [ b2          ] - [ b3 | slot ]     turn 1 ends at 205
-//!               exact        \     exact        \    not exact
-//!                             \                  [ b4, b5, b6 | slot ]   turn 2 ends at 400,
-//!                              \                     not exact       its b4 a copy of b3 and more
-//!                               [ b7, b8 | slot ]                    another chat
+//!  [ b0, b1 | slot ] -+- [ b2 ] ------+- [ b3 | slot ]         turn 1 ends at 205, not exact
+//!    exact            |    exact      |
+//!                     |               +- [ b4 .. b7 | slot ]   turn 2 ends at 400, not exact;
+//!                     |                                        b4 began as a copy of b3
+//!                     +- [ b8, b9 | slot ]                     another chat, exact
 //! ```
 //!
-//! The middle node has no slot: it is there as long as a deeper checkpoint needs b2.
+//! The node of b2 has no slot: it is there as long as a deeper checkpoint needs b2.
 //!
 //! # The life of a prefix
 //!

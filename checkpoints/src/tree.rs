@@ -212,6 +212,10 @@ impl PrefixTree {
         let is_known = if self.options.is_recurrent { has_state } else { !is_new };
         self.counts.inserted += usize::from(!is_known);
         self.counts.duplicates += usize::from(is_known);
+        if !is_known {
+            let value = &mut self.nodes[end].value;
+            (value.resumes, value.is_spent) = (0, false);
+        }
         self.use_node(end);
     }
 

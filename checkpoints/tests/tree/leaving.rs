@@ -55,6 +55,22 @@ fn a_spent_state_is_the_first_to_go_unless_another_resumes_from_it() {
     }
 }
 
+/// The node outlives its slot for the sake of a deeper one, and must not remember its first life.
+#[test]
+fn a_state_that_is_taken_again_is_not_spent() {
+    let mut house = hybrid();
+    house.keep(None, &run(0, 128), 128);
+    let usable = house.look_up(&run(0, 200)).usable.expect("the state");
+    house.resume(&usable, &run(0, 200)).release(&mut house.device);
+    house.keep(None, &run(0, 256), 256);
+    assert!(house.evict_one(Tier::Device));
+    assert_eq!((house.position(&run(0, 128)), house.position(&run(0, 256))), (0, 256));
+    house.keep(None, &run(0, 128), 128);
+    assert!(house.evict_one(Tier::Device), "the deeper one saves less per byte");
+    assert_eq!((house.position(&run(0, 128)), house.position(&run(0, 256))), (128, 128));
+    house.finish();
+}
+
 #[test]
 fn what_others_hold_is_not_evicted() {
     let mut house = hybrid();
