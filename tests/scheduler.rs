@@ -123,6 +123,7 @@ fn a_lower_number_does_not_wait_behind_the_watermark() {
     }
     let first = submit(&mut scheduler, 190, 5, 0);
     until_it_runs(&mut scheduler, first, 5);
+    drain(&mut scheduler);
 }
 
 /// Though the higher number came back from the host just now.
