@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{Arena, Cpu, Isa};
+use kernels::{Cpu, Isa};
 use state_pool::{StatePool, Tier};
 
 use super::core::Core;
@@ -10,8 +10,8 @@ use super::door::Door;
 use super::executor::{CpuExecutor, Executor};
 use super::limits::EngineLimits;
 use super::{Engine, EngineError, probe};
-use crate::config::{EngineConfig, Preempt, available_memory};
-use crate::models::{Model, ModelFiles, Workspace};
+use crate::config::{EngineConfig, Preempt};
+use crate::models::{Model, ModelFiles};
 use crate::scheduler::{Cost, Limits, Scheduler};
 use crate::text::Tokenizer;
 
@@ -72,9 +72,7 @@ impl<'p> EngineBuilder<'p> {
         if let Some(limits) = &self.limits {
             return Ok(limits.clone());
         }
-        let weights = self.files.stored_bytes()?.unwrap_or(0);
-        let free = available_memory().map(|free| free.saturating_sub(weights));
-        let limits = EngineLimits::derive(&self.files.spec, &self.config, free)?;
+        let limits = EngineLimits::of_machine(&self.files, &self.config)?;
         Ok(self.limits.insert(limits).clone())
     }
 
@@ -123,9 +121,8 @@ impl<'p> EngineBuilder<'p> {
     ) -> Result<(Cost, CpuExecutor), EngineError> {
         let config = &self.config;
         let cpu = Cpu::new(self.isa, config.threads).map_err(EngineError::Threads)?;
-        let (device, host) = (limits.device.arena_bytes(), limits.host.arena_bytes());
         // Only a host with memory leaves a choice.
-        let measures = config.preempt == Preempt::Auto && host > 0;
+        let measures = config.preempt == Preempt::Auto && limits.host.pages > 0;
         let link = match config.link_bytes_per_second {
             None if measures => probe::link_bytes_per_second()?,
             given => given.unwrap_or(f64::INFINITY),
@@ -142,11 +139,7 @@ impl<'p> EngineBuilder<'p> {
             link_bytes_per_second: link,
             tokens_per_second: prefill,
         };
-        let work =
-            Workspace::bytes(model.spec(), limits.most_rows, limits.max_num_seqs, config.threads);
-        // What is made below cannot fail half-way: the system is asked for all of it first.
-        drop(Arena::new(device.saturating_add(host).saturating_add(work))?);
-        let executor = CpuExecutor::new(cpu, model, (device, host), limits.most_rows)?;
+        let executor = limits.executor(cpu, model)?;
         Ok((cost, executor))
     }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use state_pool::PoolStats;
 
-use super::door::{Door, SubmitError};
+use super::door::Door;
 use super::executor::{Executor, PlannedDraw};
 use super::lower::{lower, lower_transfers};
 use super::sampler::Draw;
@@ -107,19 +107,15 @@ impl<E: Executor> Core<E> {
         }
     }
 
-    /// Takes a request under a name that no other has; `seed` is used where it has none.
+    /// Takes a request that the door let through, under a name that no other has; `seed` is used
+    /// where it has none.
     ///
-    /// # Errors
-    /// What the door refuses; nothing is kept of it.
-    pub fn submit(
-        &mut self,
-        id: RequestId,
-        request: Arc<Request>,
-        seed: u64,
-    ) -> Result<(), SubmitError> {
-        self.door.check(&request)?;
+    /// # Panics
+    /// When the door would not have let it through, or the name is taken.
+    pub fn submit(&mut self, id: RequestId, request: Arc<Request>, seed: u64) {
         let (prompt, priority) = (&request.prompt, request.priority);
-        let ids = self.scheduler.submit(prompt, request.max_tokens, request.n, priority)?;
+        let ids = self.scheduler.submit(prompt, request.max_tokens, request.n, priority);
+        let ids = ids.expect("the door has the scheduler's limits");
         let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
             let record = Record {
@@ -136,7 +132,6 @@ impl<E: Executor> Core<E> {
         }
         let before = self.requests.insert(id, ids);
         assert!(before.is_none(), "{id:?} is the name of another request");
-        Ok(())
     }
 
     /// Ends a request: each of its unfinished answers ends as cancelled, in the events of the next
@@ -144,7 +139,8 @@ impl<E: Executor> Core<E> {
     pub fn cancel(&mut self, id: RequestId) {
         for sequence in self.requests.remove(&id).unwrap_or_default() {
             if let Some(record) = self.records.remove(&sequence) {
-                self.finish(sequence, record, FinishReason::Cancelled);
+                let last = record.event();
+                self.finish(sequence, record, FinishReason::Cancelled, last);
             }
         }
     }
@@ -261,13 +257,11 @@ impl<E: Executor> Core<E> {
     fn take_token(&mut self, sample: SampledToken) {
         let id = sample.sequence;
         let record = self.records.get_mut(&id).expect("who draws has a record");
-        let request = record.id;
+        let (request, mut event) = (record.id, record.event());
         let reason = match sample.drawn {
             Ok(token) => {
                 let (text, reason) = record.advance(token, &self.door.stop_tokens);
-                let (choice, token, logprobs) = (record.choice, Some(token), sample.logprobs);
-                let event = Event { choice, token, text, logprobs, finish: None };
-                self.events.push((request, event));
+                (event.token, event.text, event.logprobs) = (Some(token), text, sample.logprobs);
                 reason
             }
             Err(reason) => {
@@ -275,18 +269,27 @@ impl<E: Executor> Core<E> {
                 Some(FinishReason::Failed(format!("token {position}: {reason}")))
             }
         };
-        let Some(reason) = reason else { return };
+        let Some(reason) = reason else {
+            self.events.push((request, event));
+            return;
+        };
         let record = self.records.remove(&id).expect("it was just there");
         let sequences = self.requests.get_mut(&request).expect("its request is known");
         sequences.retain(|sequence| *sequence != id);
         if sequences.is_empty() {
             self.requests.remove(&request);
         }
-        self.finish(id, record, reason);
+        self.finish(id, record, reason, event);
     }
 
-    /// Ends an answer: its last event says why, in the event of its last token if that is new.
-    fn finish(&mut self, id: SequenceId, mut record: Record, reason: FinishReason) {
+    /// Ends an answer: its `last` event, of a new token or of none, says why.
+    fn finish(
+        &mut self,
+        id: SequenceId,
+        mut record: Record,
+        reason: FinishReason,
+        mut last: Event,
+    ) {
         let counters = self.scheduler.sequence(id).map(|s| s.counters()).unwrap_or_default();
         let figures = Figures {
             preemptions: counters.preemptions,
@@ -296,26 +299,19 @@ impl<E: Executor> Core<E> {
         };
         self.scheduler.end(id);
         self.stats.finished += 1;
-        let text = record.text.finish();
-        let finish = Some(Finish { reason, figures });
-        match self.events.last_mut() {
-            Some((request, event))
-                if (*request, event.choice) == (record.id, record.choice)
-                    && event.finish.is_none() =>
-            {
-                event.text.push_str(&text);
-                event.finish = finish;
-            }
-            _ => {
-                let choice = record.choice;
-                let event = Event { choice, token: None, text, logprobs: None, finish };
-                self.events.push((record.id, event));
-            }
-        }
+        last.text.push_str(&record.text.finish());
+        last.finish = Some(Finish { reason, figures });
+        self.events.push((record.id, last));
     }
 }
 
 impl Record {
+    /// An event in which nothing has happened yet.
+    fn event(&self) -> Event {
+        let choice = self.choice;
+        Event { choice, token: None, text: String::new(), logprobs: None, finish: None }
+    }
+
     /// Counts a token; returns the text that became final and why the answer ends here, if it does.
     fn advance(&mut self, token: u32, stop_tokens: &[u32]) -> (String, Option<FinishReason>) {
         let now = Instant::now();

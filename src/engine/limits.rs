@@ -1,13 +1,17 @@
 //! From what a caller asks for to pools: everything is derived here, once, before any weight is
 //! loaded.
 
+use kernels::{Arena, ArenaError, Cpu};
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
 use super::EngineError;
-use crate::config::{EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize};
+use super::executor::CpuExecutor;
+use crate::config::{
+    EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize, available_memory,
+};
 use crate::models::layout::StateLayout;
 use crate::models::spec::ModelSpec;
-use crate::models::{Model, Workspace};
+use crate::models::{Model, ModelFiles, Workspace};
 use crate::scheduler::limits::device_tokens;
 
 /// Parked sequences of a model without recurrent layers, whose slots have no bytes.
@@ -86,11 +90,40 @@ impl EngineLimits {
         Ok(limits)
     }
 
+    /// The limits of `config` for a model on this machine, as its weights will leave it.
+    ///
+    /// # Errors
+    /// As [`EngineLimits::derive`], and weight files that cannot be read.
+    pub fn of_machine(
+        files: &ModelFiles,
+        config: &EngineConfig,
+    ) -> Result<EngineLimits, EngineError> {
+        let weights = files.stored_bytes()?.unwrap_or(0);
+        let free = available_memory().map(|free| free.saturating_sub(weights));
+        EngineLimits::derive(&files.spec, config, free)
+    }
+
+    /// Bytes of the working memory.
+    fn work_bytes(&self, spec: &ModelSpec) -> usize {
+        // A row of logits for each sequence; scoring asks for those of a whole cell.
+        let logit_rows = self.max_num_seqs.max(LEAST_MAX_NUM_BATCHED_TOKENS);
+        Workspace::bytes(spec, self.most_rows, logit_rows, self.config.threads)
+    }
+
+    /// An executor with the memory of these limits. The system is asked for all of it at once
+    /// before any of it is taken, so that nothing fails half-way.
+    pub(super) fn executor(&self, cpu: Cpu, model: Model) -> Result<CpuExecutor, ArenaError> {
+        let (device, host) = (self.device.arena_bytes(), self.host.arena_bytes());
+        let work = self.work_bytes(model.spec());
+        drop(Arena::new(device.saturating_add(host).saturating_add(work))?);
+        CpuExecutor::new(cpu, model, (device, host), self.most_rows)
+    }
+
     /// Refuses limits whose memory is not there.
     fn check_memory(&self, spec: &ModelSpec, free: Option<usize>) -> Result<(), EngineError> {
         let Some(available) = free else { return Ok(()) };
         let (device, host) = (self.device.arena_bytes(), self.host.arena_bytes());
-        let work = Workspace::bytes(spec, self.most_rows, self.max_num_seqs, self.config.threads);
+        let work = self.work_bytes(spec);
         let needed = device.saturating_add(host).saturating_add(work);
         if needed <= available {
             return Ok(());
@@ -190,7 +223,6 @@ fn most_rows(config: &EngineConfig, max_num_seqs: usize, max_model_len: usize) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::ModelFiles;
 
     fn spec() -> ModelSpec {
         let config = include_str!("../../assets/tiny-model/config.json");
@@ -224,7 +256,8 @@ mod tests {
         let small = EngineConfig { device_memory: MemorySize::Bytes(1000), ..base() };
         let error = derive(small, Some(1 << 30)).unwrap_err();
         assert!(error.starts_with("--device-memory: a memory budget of 1000 bytes"), "{error}");
-        let needed: usize = error.split_whitespace().rev().nth(1).unwrap().parse().unwrap();
+        let needed = error.split_whitespace().rev().nth(1).expect("bytes at the end");
+        let needed = needed.parse().expect("a number");
         let least = EngineConfig { device_memory: MemorySize::Bytes(needed), ..base() };
         let limits = derive(least, Some(1 << 30)).expect("the value that works");
         let longest = limits.max_model_len;

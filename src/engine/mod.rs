@@ -24,7 +24,7 @@
 //! assert_eq!(two.into_iter().filter(|event| event.finish.is_some()).count(), 2);
 //! # Ok(())
 //! # }
-//! # main().unwrap();
+//! # main().expect("the embedded model runs");
 //! # }
 //! ```
 

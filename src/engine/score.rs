@@ -10,7 +10,7 @@ use super::executor::CpuExecutor;
 use super::limits::EngineLimits;
 use super::lower::lower;
 use super::sampler::{SampleError, refuse_broken};
-use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, available_memory};
+use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS};
 use crate::models::{Model, ModelFiles};
 use crate::request::InvalidParam;
 use crate::scheduler::{Sequence, SequenceId, StepPlan, TokenBudget, Wanted};
@@ -42,13 +42,10 @@ impl Scorer {
             threads,
             ..EngineConfig::one_sequence(limit)
         };
-        let weights = files.stored_bytes()?.unwrap_or(0);
-        let free = available_memory().map(|free| free.saturating_sub(weights));
-        let limits = EngineLimits::derive(&files.spec, &config, free)?;
+        let limits = EngineLimits::of_machine(files, &config)?;
         let model = Model::new(files, files.load(progress)?);
         let cpu = Cpu::new(isa, threads).map_err(EngineError::Threads)?;
-        let bytes = (limits.device.arena_bytes(), 0);
-        let executor = CpuExecutor::new(cpu, model, bytes, limits.most_rows)?;
+        let executor = limits.executor(cpu, model)?;
         Ok(Scorer { executor, pool: StatePool::new(Tier::Device, limits.device), limit })
     }
 

@@ -107,7 +107,7 @@ impl<E: Executor> Loop<E> {
             match command {
                 Ok(Command::Submit { id, request, seed, events }) => {
                     self.listeners.insert(id, Listener { events, open: request.n });
-                    self.core.submit(id, request, seed).expect("the door has checked it");
+                    self.core.submit(id, request, seed);
                 }
                 Ok(Command::Cancel(id)) => self.core.cancel(id),
                 Ok(Command::CancelAll) => self.core.cancel_all(),

@@ -94,9 +94,13 @@ impl Scheduler {
 
     /// Whether the units of a waiting sequence's known tokens are there, above the watermark.
     fn has_units(&self, id: SequenceId) -> bool {
-        let blocks = blocks_for(self.sequences[&id].tokens.len());
         let watermark = if self.on_device() == 0 { 0 } else { self.limits.watermark_pages };
-        self.device.fits_above(watermark, blocks, 1)
+        self.device.fits_above(watermark, self.known_blocks(id), 1)
+    }
+
+    /// Blocks of a sequence's known tokens.
+    fn known_blocks(&self, id: SequenceId) -> usize {
+        blocks_for(self.sequences[&id].tokens.len())
     }
 
     /// Takes all units of a waiting sequence's known tokens, or none.
@@ -126,13 +130,10 @@ impl Scheduler {
             (_, Some(waiting)) if parked.is_none_or(|parked| waiting.0 < parked.0) => {
                 (*waiting, self.has_units(waiting.1))
             }
-            (Some(parked), _) => {
-                let blocks = blocks_for(self.sequences[&parked.1].tokens.len());
-                (*parked, self.device.fits(blocks, 1))
-            }
+            (Some(parked), _) => (*parked, self.device.fits(self.known_blocks(parked.1), 1)),
             (None, _) => return,
         };
-        let blocks = blocks_for(self.sequences[&first.1].tokens.len());
+        let blocks = self.known_blocks(first.1);
         let lack = Lack { blocks, slots: 1, places: usize::from(!self.has_place()) };
         if lack.places > 0 || !has_units {
             self.push_out_above(first.0, &lack, step);

@@ -162,7 +162,8 @@ impl Stepped {
         for choice in 0..request.n {
             self.answers.insert((id.0, choice), Answer::default());
         }
-        self.core.submit(id, Arc::new(request.clone()), 0).expect("it fits");
+        self.core.door().check(request).expect("it fits");
+        self.core.submit(id, Arc::new(request.clone()), 0);
         id
     }
 
