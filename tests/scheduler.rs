@@ -1,62 +1,27 @@
 //! The scheduler alone, over pools of no bytes: who goes before whom, who leaves, what is counted.
 
+#[path = "support/control.rs"]
+mod control;
+
+use control::{BLOCK_BYTES, SLOT_BYTES, scheduler_of};
 use deltapool::config::{Policy, Preempt};
-use deltapool::scheduler::{
-    Cost, Limits, Place, SampledToken, Scheduler, SequenceId, StepPlan, StepReport,
-};
-use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
+use deltapool::scheduler::{Limits, Place, Scheduler, SequenceId, StepPlan, StepReport};
 
 const SLOT: usize = 3 * 4096;
 const BLOCK: usize = 4096;
 
 /// A scheduler over pages of one slot or three blocks.
 fn scheduler(pages: usize, host_pages: usize, change: impl FnOnce(&mut Limits)) -> Scheduler {
-    let cost = Cost {
-        slot_bytes: SLOT,
-        block_bytes: BLOCK,
-        link_bytes_per_second: 1e10,
-        tokens_per_second: 1e4,
-    };
     scheduler_of((SLOT, BLOCK), (pages * SLOT, host_pages * SLOT), |limits| {
-        limits.cost = cost;
+        limits.policy = Policy::Priority;
         change(limits);
     })
 }
 
-fn scheduler_of(
-    (slot_bytes, block_bytes): (usize, usize),
-    (device_bytes, host_bytes): (usize, usize),
-    change: impl FnOnce(&mut Limits),
-) -> Scheduler {
-    let layout = |memory_bytes| {
-        let sizes = TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots: 1 };
-        PoolLayout::new(sizes).expect("a layout")
-    };
-    let device = layout(device_bytes);
-    let host = if host_bytes == 0 { device.without_memory() } else { layout(host_bytes) };
-    let mut limits = Limits {
-        max_num_batched_tokens: 512,
-        prefill_floor: 64,
-        max_num_seqs: 64,
-        max_model_len: 100_000,
-        watermark_pages: 0,
-        grid: 64,
-        policy: Policy::Priority,
-        preempt: Preempt::Swap,
-        cost: Cost { slot_bytes, block_bytes, link_bytes_per_second: 1e10, tokens_per_second: 1e4 },
-        park_every: None,
-    };
-    change(&mut limits);
-    Scheduler::new(limits, StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host))
-}
-
 fn answer(plan: &StepPlan) -> StepReport {
-    let token = |sequence| SampledToken { sequence, drawn: Ok(7), logprobs: None };
-    StepReport {
-        sampled: plan.draws.iter().map(|id| token(*id)).collect(),
-        finished: plan.transfers.iter().map(|transfer| transfer.id).collect(),
-        ..StepReport::default()
-    }
+    let mut report = StepReport::default();
+    control::answer(plan, &mut report);
+    report
 }
 
 /// One step, after which those end that have the tokens they want. Returns the rows of each.
@@ -263,13 +228,13 @@ fn what_failed_is_not_counted_as_swapped() {
 /// default watermark and with none.
 #[test]
 fn kimi_linear_runs_the_sequences_of_the_design() {
-    let bytes = (43_422_208, 516_096);
+    let units = (SLOT_BYTES, BLOCK_BYTES);
     for (tokens, expected) in [(4_000, [450, 460]), (8_000, [317, 323]), (32_000, [113, 115])] {
         for (watermark, expected) in [805 * 2 / 100, 0].into_iter().zip(expected) {
-            let mut scheduler = scheduler_of(bytes, (35_000_000_000, 0), |limits| {
+            let mut scheduler = scheduler_of(units, (35_000_000_000, 0), |limits| {
                 limits.max_num_batched_tokens = 1 << 30;
                 (limits.max_num_seqs, limits.max_model_len) = (1_000, 1 << 20);
-                (limits.watermark_pages, limits.policy) = (watermark, Policy::Fcfs);
+                limits.watermark_pages = watermark;
             });
             let layout = scheduler.device().layout();
             assert_eq!((layout.page_bytes, layout.pages), (43_425_792, 805));

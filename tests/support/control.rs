@@ -1,5 +1,6 @@
 //! The control plane alone: a scheduler over pools of no bytes, and a report that answers each plan
 //! at once.
+#![allow(dead_code)] // each file uses its own part
 
 use deltapool::config::{Policy, Preempt};
 use deltapool::scheduler::{Cost, Limits, SampledToken, Scheduler, StepPlan, StepReport};
@@ -9,37 +10,44 @@ use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
 pub const SLOT_BYTES: usize = 43_422_208;
 pub const BLOCK_BYTES: usize = 516_096;
 
-/// A scheduler whose device holds `running` sequences of `tokens` tokens each, and a page more.
-pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
-    let sizes = |memory_bytes| TierSizes {
-        slot_bytes: SLOT_BYTES,
-        block_bytes: BLOCK_BYTES,
-        memory_bytes,
-        max_zero_byte_slots: 1,
+/// A scheduler over tiers of these bytes, the host without memory when it has none.
+pub fn scheduler_of(
+    (slot_bytes, block_bytes): (usize, usize),
+    (device_bytes, host_bytes): (usize, usize),
+    change: impl FnOnce(&mut Limits),
+) -> Scheduler {
+    let layout = |memory_bytes| {
+        let sizes = TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots: 1 };
+        PoolLayout::new(sizes).expect("a layout")
     };
-    let page = PoolLayout::new(sizes(1 << 40)).expect("a layout");
-    let blocks = running * tokens.div_ceil(state_pool::BLOCK_LEN);
-    let pages = running.div_ceil(page.slots_per_page) + blocks.div_ceil(page.blocks_per_page) + 1;
-    let layout = PoolLayout::new(sizes(pages * page.page_bytes)).expect("a layout");
-    let limits = Limits {
-        max_num_batched_tokens: 2_048,
+    let device = layout(device_bytes);
+    let host = if host_bytes == 0 { device.without_memory() } else { layout(host_bytes) };
+    let mut limits = Limits {
+        max_num_batched_tokens: 512,
         prefill_floor: 64,
-        max_num_seqs: running,
-        max_model_len: tokens,
+        max_num_seqs: 64,
+        max_model_len: 100_000,
         watermark_pages: 0,
         grid: 64,
         policy: Policy::Fcfs,
         preempt: Preempt::Swap,
-        cost: Cost {
-            slot_bytes: SLOT_BYTES,
-            block_bytes: BLOCK_BYTES,
-            link_bytes_per_second: 1e10,
-            tokens_per_second: 1e4,
-        },
+        cost: Cost { slot_bytes, block_bytes, link_bytes_per_second: 1e10, tokens_per_second: 1e4 },
         park_every: None,
     };
-    let host = StatePool::new(Tier::Host, layout.clone());
-    Scheduler::new(limits, StatePool::new(Tier::Device, layout), host)
+    change(&mut limits);
+    Scheduler::new(limits, StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host))
+}
+
+/// A scheduler whose device holds `running` sequences of `tokens` tokens each, and a page more.
+pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
+    let (slots_per_page, blocks_per_page, page_bytes) = (1, 84, 43_425_792);
+    let blocks: usize = running * tokens.div_ceil(state_pool::BLOCK_LEN);
+    let pages = running.div_ceil(slots_per_page) + blocks.div_ceil(blocks_per_page) + 1;
+    let bytes = pages * page_bytes;
+    scheduler_of((SLOT_BYTES, BLOCK_BYTES), (bytes, bytes), |limits| {
+        (limits.max_num_batched_tokens, limits.max_num_seqs) = (2_048, running);
+        limits.max_model_len = tokens;
+    })
 }
 
 /// Everything a plan asks for: a token for each draw, each transfer done. Reuses `report`.
