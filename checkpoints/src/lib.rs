@@ -32,7 +32,7 @@
 //! # The life of a prefix
 //!
 //! ```text
-//!  submit: add_waiting       junctions say        plan: match_prefix, resume or promote,
+//!  submit: add_waiting       junctions say        plan: match_prefix, hold, note_resumed,
 //!  (a ghost: tokens only) -> where to snapshot -> remove_waiting
 //!                                                      |
 //!  evicted, a ghost again <- evict_one, free <- insert, at every snapshot and the turn's end
@@ -67,7 +67,8 @@
 //! let found = tree.match_prefix(None, &next, MatchOptions::default());
 //! let usable = found.usable.expect("the turn's end");
 //! assert_eq!((found.matched_tokens, usable.position, found.miss), (151, 151, None));
-//! let resumed = tree.resume(&usable, &mut pool)?;
+//! let resumed = tree.hold(&usable, &mut pool)?;
+//! tree.note_resumed(&usable);
 //! assert_eq!((resumed.len(), resumed.table().len()), (151, 3));
 //!
 //! resumed.release(&mut pool);
@@ -80,6 +81,6 @@ mod policy;
 mod tree;
 
 pub use tree::{
-    Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, Promotion, TierCounts,
+    Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, TierCounts,
     TreeOptions, TreeStats, Usable,
 };

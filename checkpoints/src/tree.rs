@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use state_pool::{BLOCK_LEN, BlockHandle, Handle, SlotHandle, StatePool, Tier};
 
 pub use demotion::Demotion;
-pub use matching::{Match, MatchOptions, MissReason, Promotion, Usable};
+pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::Lineage;
 
 use ghosts::Ghosts;

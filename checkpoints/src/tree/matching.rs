@@ -4,8 +4,8 @@ use state_pool::{
     BLOCK_LEN, BlockHandle, BlockTable, PoolError, SequenceState, SlotHandle, StatePool, Tier,
 };
 
+use super::PrefixTree;
 use super::radix::{Lineage, NodeId};
-use super::{PrefixTree, release_all};
 
 /// What a match may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,12 +15,14 @@ pub struct MatchOptions {
     /// Use no state behind more tokens than these: floor64 of the own prompt for a sequence that
     /// is computed again (rule 9).
     pub limit_tokens: usize,
+    /// Use no state on the host: copies from there have failed.
+    pub device_only: bool,
 }
 
 impl Default for MatchOptions {
     /// Every state.
     fn default() -> MatchOptions {
-        MatchOptions { exact_only: false, limit_tokens: usize::MAX }
+        MatchOptions { exact_only: false, limit_tokens: usize::MAX, device_only: false }
     }
 }
 
@@ -45,8 +47,9 @@ pub struct Usable {
     pub position: usize,
     /// Whether it has the bits of a cold run.
     pub lineage: Lineage,
-    /// Device: [`resume`](PrefixTree::resume) from it. Host:
-    /// [`promote`](PrefixTree::promote) it.
+    /// Of these tokens, those whose blocks have the bits of a cold run; all in an exact state.
+    pub exact_tokens: usize,
+    /// Device: a sequence can go on from it. Host: it is copied first.
     pub tier: Tier,
     node: NodeId,
 }
@@ -64,50 +67,6 @@ pub enum MissReason {
     NotExact,
 }
 
-/// What a state on the host takes to be used: blocks that are on the device still, and shares of
-/// the units to be copied there. They hold their units while the copy is on its way (rule 8).
-#[derive(Debug)]
-#[must_use = "the handles must be used or released"]
-pub struct Promotion {
-    /// The tokens the state stands behind.
-    pub position: usize,
-    /// The first blocks of the sequence, shared on the device.
-    pub shared: BlockTable,
-    /// The blocks that follow, on the host: each is copied to a fresh block of the device.
-    pub blocks: Vec<BlockHandle>,
-    /// The state on the host, to be copied to a fresh slot; none without recurrent layers.
-    pub slot: Option<SlotHandle>,
-}
-
-impl Promotion {
-    /// Gives everything back, if the copies were not made.
-    pub fn release(self, device: &mut StatePool, host: &mut StatePool) {
-        self.shared.release(device);
-        release_all(host, self.blocks);
-        release_all(host, self.slot);
-    }
-
-    /// The sequence's state on the device, once the copies are in `blocks` and `slot`: as many
-    /// fresh blocks as were to be copied, in their order. Gives the sources back to the host.
-    ///
-    /// # Panics
-    ///
-    /// If there are fewer or more blocks than were to be copied.
-    pub fn arrive(
-        self,
-        host: &mut StatePool,
-        blocks: Vec<BlockHandle>,
-        slot: SlotHandle,
-    ) -> SequenceState {
-        assert_eq!(blocks.len(), self.blocks.len(), "blocks copied and to be copied");
-        release_all(host, self.blocks);
-        release_all(host, self.slot);
-        let mut table = self.shared.into_vec();
-        table.extend(blocks);
-        SequenceState::from_parts(BlockTable::from(table), slot, self.position)
-    }
-}
-
 impl PrefixTree {
     /// Looks up the longest match of a prompt and the deepest state it may use. With recurrent
     /// layers a state behind the whole prompt counts: its slot has the last hidden row. Without,
@@ -120,7 +79,7 @@ impl PrefixTree {
         let look = |id: NodeId, common: usize| {
             let matched_tokens = self.nodes[id].start + common;
             found.matched_tokens = found.matched_tokens.max(matched_tokens);
-            let Some(usable) = self.usable(id, common, limit) else { return };
+            let Some(usable) = self.usable(id, common, limit, options.device_only) else { return };
             if options.exact_only && usable.lineage == Lineage::NonExact {
                 not_exact = not_exact.max(usable.position);
             } else if found.usable.is_none_or(|best| usable.rank() > best.rank()) {
@@ -136,16 +95,21 @@ impl PrefixTree {
     }
 
     /// What a node offers to a prompt that has its first `common` tokens.
-    fn usable(&self, id: NodeId, common: usize, limit: usize) -> Option<Usable> {
+    fn usable(&self, id: NodeId, common: usize, limit: usize, device_only: bool) -> Option<Usable> {
         let node = &self.nodes[id];
-        let tier = [Tier::Device, Tier::Host].into_iter().find(|tier| self.has_state(*tier, id))?;
+        let tiers = if device_only { &[Tier::Device][..] } else { &[Tier::Device, Tier::Host] };
+        let tier = tiers.iter().copied().find(|tier| self.has_state(*tier, id))?;
         let position = if self.options.is_recurrent {
             (common == node.tokens.len() && node.end() <= limit).then_some(node.end())
         } else {
             let position = self.floor_to_grid((node.start + common).min(limit));
             (position > node.start).then_some(position)
         };
-        Some(Usable { position: position?, lineage: node.lineage, tier, node: id })
+        let position = position?;
+        let is_exact = |id: &NodeId| self.nodes[*id].lineage == Lineage::Exact;
+        let border = self.nodes.path_up(id).find(is_exact).map_or(0, |id| self.nodes[id].end());
+        let exact_tokens = border.min(position);
+        Some(Usable { position, lineage: node.lineage, exact_tokens, tier, node: id })
     }
 
     fn miss(
@@ -169,8 +133,11 @@ impl PrefixTree {
         position - position % self.options.grid_tokens
     }
 
-    /// Shares of a state on the device, as the state of a new sequence, and marks its use. Without
-    /// recurrent layers the sequence gets a fresh slot of zero bytes.
+    /// Shares of a state in the pool's tier, as the state of a new sequence. Without recurrent
+    /// layers the sequence gets a fresh slot of zero bytes. [`note_resumed`] tells that the
+    /// sequence goes on from there.
+    ///
+    /// [`note_resumed`]: PrefixTree::note_resumed
     ///
     /// # Errors
     ///
@@ -178,45 +145,75 @@ impl PrefixTree {
     ///
     /// # Panics
     ///
-    /// If the state is on the host, or was evicted since the match.
-    pub fn resume(
-        &mut self,
-        usable: &Usable,
-        device: &mut StatePool,
-    ) -> Result<SequenceState, PoolError> {
-        assert_eq!((usable.tier, device.tier()), (Tier::Device, Tier::Device));
-        let slot = match self.share_slot(usable, device) {
+    /// If the state is in another tier, or was evicted since the match.
+    pub fn hold(&self, usable: &Usable, pool: &mut StatePool) -> Result<SequenceState, PoolError> {
+        assert_eq!(usable.tier, pool.tier());
+        let slot = match self.share_slot(usable, pool) {
             Some(slot) => slot,
-            None => device.alloc_slot()?,
+            None => pool.alloc_slot()?,
         };
-        let blocks = self.share_blocks(usable, device, 0);
-        self.mark_resumed(usable.node);
-        self.counts.resumed += 1;
+        let blocks = self.share_blocks(usable, pool);
         Ok(SequenceState::from_parts(BlockTable::from(blocks), slot, usable.position))
     }
 
-    /// Shares of a state on the host and of what the device still has of its blocks, and marks
-    /// its use. The caller makes the copies.
+    /// Marks the use of a state: a sequence has resumed from it.
     ///
     /// # Panics
     ///
-    /// If the state is on the device, or was evicted since the match.
-    pub fn promote(
-        &mut self,
-        usable: &Usable,
-        device: &mut StatePool,
-        host: &mut StatePool,
-    ) -> Promotion {
-        assert_eq!(
-            (usable.tier, device.tier(), host.tier()),
-            (Tier::Host, Tier::Device, Tier::Host)
-        );
-        let slot = self.share_slot(usable, host);
-        let shared = BlockTable::from(self.share_blocks(usable, device, 0));
-        let blocks = self.share_blocks(usable, host, shared.len());
+    /// If the state was evicted since the match.
+    pub fn note_resumed(&mut self, usable: &Usable) {
         self.mark_resumed(usable.node);
-        self.counts.promoted += 1;
-        Promotion { position: usable.position, shared, blocks, slot }
+        match usable.tier {
+            Tier::Device => self.counts.resumed += 1,
+            Tier::Host | Tier::Disk => self.counts.promoted += 1,
+        }
+    }
+
+    /// How many blocks of these tokens, from the first on, the tree holds in a tier with the bits
+    /// of a cold run: full blocks of exact nodes.
+    pub fn exact_blocks(&self, tier: Tier, salt: Option<&str>, tokens: &[u32]) -> usize {
+        self.exact_path(tier, salt, tokens).map_or(0, |(_, blocks)| blocks)
+    }
+
+    /// Shares of the first `count` of these blocks.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer; see [`exact_blocks`](PrefixTree::exact_blocks).
+    pub fn share_exact_blocks(
+        &self,
+        pool: &mut StatePool,
+        salt: Option<&str>,
+        tokens: &[u32],
+        count: usize,
+    ) -> Vec<BlockHandle> {
+        let Some((end, there)) = self.exact_path(pool.tier(), salt, tokens) else {
+            assert_eq!(count, 0, "no block is there");
+            return Vec::new();
+        };
+        assert!(count <= there, "{count} of {there} blocks");
+        self.share_path(end, pool, count)
+    }
+
+    /// The last node of the exact path of these tokens that holds blocks in a tier, and how many
+    /// full blocks that path holds.
+    fn exact_path(
+        &self,
+        tier: Tier,
+        salt: Option<&str>,
+        tokens: &[u32],
+    ) -> Option<(NodeId, usize)> {
+        let mut last = None;
+        self.nodes.walk(self.nodes.find_root(salt)?, tokens, |id, common| {
+            let node = &self.nodes[id];
+            let blocks = (node.start + common) / BLOCK_LEN;
+            let is_there =
+                node.lineage == Lineage::Exact && !node.value.held(tier).blocks.is_empty();
+            if is_there && last.is_none_or(|(_, most)| blocks > most) {
+                last = Some((id, blocks));
+            }
+        });
+        last
     }
 
     /// None without recurrent layers.
@@ -226,15 +223,23 @@ impl PrefixTree {
         held.slot.as_ref().map(|slot| pool.share(slot))
     }
 
-    /// Shares those of the blocks up to a position that the pool's tier has, without the first
-    /// `skip`.
-    fn share_blocks(&self, usable: &Usable, pool: &mut StatePool, skip: usize) -> Vec<BlockHandle> {
-        let mut path: Vec<NodeId> = self.nodes.path_up(usable.node).collect();
+    /// Shares of those blocks of a state that the pool's tier has, the first ones: what a copy of
+    /// it from another tier need not bring.
+    ///
+    /// # Panics
+    ///
+    /// If the state was evicted since the match.
+    pub fn share_blocks(&self, usable: &Usable, pool: &mut StatePool) -> Vec<BlockHandle> {
+        self.share_path(usable.node, pool, usable.position.div_ceil(BLOCK_LEN))
+    }
+
+    /// Shares of the first `count` blocks that the pool's tier has of a path.
+    fn share_path(&self, end: NodeId, pool: &mut StatePool, count: usize) -> Vec<BlockHandle> {
+        let mut path: Vec<NodeId> = self.nodes.path_up(end).collect();
         path.reverse();
         let tier = pool.tier();
         let blocks = path.iter().flat_map(|id| &self.nodes[*id].value.held(tier).blocks);
-        let needed = usable.position.div_ceil(BLOCK_LEN);
-        blocks.take(needed).skip(skip).map(|block| pool.share(block)).collect()
+        blocks.take(count).map(|block| pool.share(block)).collect()
     }
 
     fn mark_resumed(&mut self, id: NodeId) {

@@ -138,10 +138,12 @@ fn a_promotion_shares_the_blocks_that_the_device_still_has() {
     assert!(house.evict_one(Tier::Device), "the spent one");
     let usable = house.look_up(&run(0, 256)).usable.expect("the copy");
     assert_eq!(usable.tier, Tier::Host);
-    let promotion = house.tree.promote(&usable, &mut house.device, &mut house.host);
-    assert_eq!((promotion.shared.len(), promotion.blocks.len()), (2, 2));
+    let source = house.tree.hold(&usable, &mut house.host).expect("a state");
+    let shared = house.tree.share_blocks(&usable, &mut house.device);
+    assert_eq!((source.table().len(), shared.len()), (4, 2));
     assert!(!house.evict_one(Tier::Host), "its units are read");
-    promotion.release(&mut house.device, &mut house.host);
+    source.release(&mut house.host);
+    shared.into_iter().for_each(|block| assert!(!house.device.release(block)));
     house.finish();
 }
 

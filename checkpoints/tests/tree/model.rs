@@ -245,7 +245,7 @@ impl Run {
     fn draw_options(&mut self) -> MatchOptions {
         let limit_tokens =
             if self.random.below(4) == 0 { 64 * self.random.below(5) } else { usize::MAX };
-        MatchOptions { exact_only: self.random.below(4) == 0, limit_tokens }
+        MatchOptions { exact_only: self.random.below(4) == 0, limit_tokens, device_only: false }
     }
 
     fn compare(&mut self) {

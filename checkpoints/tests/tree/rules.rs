@@ -108,6 +108,39 @@ fn exact_only_passes_over_what_is_not() {
     house.finish();
 }
 
+/// The border of the lineages is what a sequence that goes on has to keep; only what lies before
+/// it has the bits of a cold run, and a parked sequence may share only that.
+#[test]
+fn a_state_tells_how_many_of_its_tokens_are_exact() {
+    let mut house = hybrid();
+    house.keep(None, &run(0, 192), 192);
+    house.keep(None, &run(0, 301), 128);
+    let border = |tokens: usize| {
+        house.look_up(&run(0, tokens)).usable.map(|usable| (usable.position, usable.exact_tokens))
+    };
+    assert_eq!((border(200), border(301)), (Some((192, 192)), Some((301, 128))));
+    let exact = |tokens: &[u32]| house.tree.exact_blocks(Tier::Device, None, tokens);
+    assert_eq!((exact(&run(0, 301)), exact(&run(0, 150)), exact(&run(9, 64))), (3, 2, 0));
+    assert_eq!(house.tree.exact_blocks(Tier::Host, None, &run(0, 301)), 0);
+    let shared = house.tree.share_exact_blocks(&mut house.device, None, &run(0, 301), 2);
+    assert_eq!(shared.len(), 2);
+    shared.into_iter().for_each(|block| assert!(!house.device.release(block)));
+    house.finish();
+}
+
+#[test]
+fn a_state_on_the_host_is_passed_over_where_copies_fail() {
+    let mut house = hybrid();
+    house.keep(None, &run(0, 128), 128);
+    let demotion = house.demote().expect("the checkpoint");
+    house.end_demotion(demotion, true);
+    assert!(house.evict_one(Tier::Device));
+    let options = MatchOptions { device_only: true, ..MatchOptions::default() };
+    assert_eq!(house.tree.match_prefix(None, &run(0, 150), options).usable, None);
+    assert_eq!(house.position(&run(0, 150)), 128);
+    house.finish();
+}
+
 #[test]
 fn a_recompute_uses_nothing_beyond_its_limit() {
     let mut house = hybrid();

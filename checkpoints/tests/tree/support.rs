@@ -125,7 +125,11 @@ impl House {
     /// Resumes and checks that every unit holds what the tokens say.
     pub fn resume(&mut self, usable: &Usable, tokens: &[u32]) -> SequenceState {
         let state = match usable.tier {
-            Tier::Device => self.tree.resume(usable, &mut self.device).expect("a slot"),
+            Tier::Device => {
+                let state = self.tree.hold(usable, &mut self.device).expect("a slot");
+                self.tree.note_resumed(usable);
+                state
+            }
             _ => self.promote(usable).expect("room on the device"),
         };
         self.verify(&state, usable.position, tokens);
@@ -143,17 +147,32 @@ impl House {
         assert!(!self.is_recurrent || slot.is_some_and(|slot| slot == &tokens[..position]));
     }
 
-    /// Copies a state from the host; none if the device has no room.
+    /// Copies a state from the host, but for the blocks that the device still has; none if the
+    /// device has no room.
     pub fn promote(&mut self, usable: &Usable) -> Option<SequenceState> {
-        let promotion = self.tree.promote(usable, &mut self.device, &mut self.host);
-        let Ok(targets) = self.device.allocate(promotion.blocks.len(), 1) else {
-            promotion.release(&mut self.device, &mut self.host);
-            return None;
+        let source = self.tree.hold(usable, &mut self.host).expect("a slot");
+        let mut blocks = self.tree.share_blocks(usable, &mut self.device);
+        let lacking = &source.table().as_slice()[blocks.len()..];
+        let fresh = self.device.allocate(lacking.len(), 1);
+        let state = match fresh {
+            Ok(targets) => {
+                copy(lacking, &targets.blocks, &self.host_arena, &mut self.device_arena);
+                let slot = targets.slots.into_iter().next().expect("one was asked for");
+                if self.is_recurrent {
+                    let (from, to) = (&self.host_arena, &mut self.device_arena);
+                    copy_slot(Some(source.slot()), Some(&slot), from, to);
+                }
+                blocks.extend(targets.blocks);
+                self.tree.note_resumed(usable);
+                Some(SequenceState::from_parts(blocks.into(), slot, usable.position))
+            }
+            Err(_) => {
+                blocks.into_iter().for_each(|block| assert!(!self.device.release(block)));
+                None
+            }
         };
-        copy(&promotion.blocks, &targets.blocks, &self.host_arena, &mut self.device_arena);
-        let slot = targets.slots.into_iter().next().expect("one was asked for");
-        copy_slot(promotion.slot.as_ref(), Some(&slot), &self.host_arena, &mut self.device_arena);
-        Some(promotion.arrive(&mut self.host, targets.blocks, slot))
+        source.release(&mut self.host);
+        state
     }
 
     /// Begins a demotion if the host has room and the tree a checkpoint for it.
