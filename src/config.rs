@@ -46,6 +46,9 @@ pub enum Preempt {
     Recompute,
 }
 
+/// Tokens of prompts that wait and of prefixes that were lost, four bytes each: 64 MiB.
+pub const MAX_GHOST_TOKENS: usize = 1 << 24;
+
 /// How much memory a tier takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemorySize {
@@ -146,6 +149,12 @@ pub struct EngineConfig {
     pub prefill_tokens_per_second: Option<f64>,
     /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
     pub park_every: Option<u64>,
+    /// Keep what was computed for later requests that begin alike.
+    pub prefix_cache: bool,
+    /// Go on from nothing but what has the bits of a run from the start.
+    pub exact_prefix: bool,
+    /// Keep a state after every so many tokens of a prompt besides, a multiple of 64.
+    pub checkpoint_every: Option<usize>,
     /// Threads that compute.
     pub threads: usize,
 }
@@ -165,6 +174,9 @@ impl Default for EngineConfig {
             link_bytes_per_second: None,
             prefill_tokens_per_second: None,
             park_every: None,
+            prefix_cache: true,
+            exact_prefix: false,
+            checkpoint_every: None,
             threads: default_threads(),
         }
     }
@@ -253,6 +265,20 @@ impl EngineConfig {
         }
         if self.park_every == Some(0) {
             return Err(InvalidLimit::new("--park-every", 0, "1 or more"));
+        }
+        if let Some(every) = self.checkpoint_every
+            && (every == 0 || !every.is_multiple_of(64))
+        {
+            let reason = "a multiple of 64, the grid on which states are kept";
+            return Err(InvalidLimit::new("--checkpoint-every", every, reason));
+        }
+        if !self.prefix_cache && (self.exact_prefix || self.checkpoint_every.is_some()) {
+            let (flag, value) = match self.checkpoint_every {
+                Some(every) => ("--checkpoint-every", every.to_string()),
+                None => ("--exact-prefix", String::new()),
+            };
+            let reason = "has nothing to act on with --no-prefix-cache";
+            return Err(InvalidLimit::new(flag, value, reason));
         }
         if !(1..=MOST_THREADS).contains(&self.threads) {
             return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));

@@ -19,6 +19,12 @@ pub const MAX_STOP_STRINGS: usize = 16;
 /// Longest stop string, in bytes.
 pub const MAX_STOP_BYTES: usize = 256;
 
+/// Longest `cache_salt`, in characters.
+pub const MAX_CACHE_SALT: usize = 128;
+
+/// Most positions of a `checkpoint_at`.
+pub const MAX_CHECKPOINTS: usize = 64;
+
 /// Most entries of a `logit_bias`.
 pub const MAX_LOGIT_BIAS: usize = 1024;
 
@@ -45,6 +51,11 @@ pub struct Request {
     pub n: usize,
     /// Lower numbers are served first; only where the policy is `priority`.
     pub priority: Option<i32>,
+    /// Requests with different salts, or with and without one, share nothing that was computed.
+    pub cache_salt: Option<String>,
+    /// Prompt tokens after which the state is to be kept for later requests that begin alike. Each
+    /// is kept at the multiple of 64 at or below it.
+    pub checkpoint_at: Vec<usize>,
 }
 
 impl Request {
@@ -59,6 +70,8 @@ impl Request {
             ignore_eos: false,
             n: 1,
             priority: None,
+            cache_salt: None,
+            checkpoint_at: Vec::new(),
         }
     }
 
@@ -83,6 +96,23 @@ impl Request {
         }
         for &id in &self.stop_token_ids {
             require_id("stop_token_ids", id, vocab_size)?;
+        }
+        if let Some(salt) = &self.cache_salt {
+            let fits = (1..=MAX_CACHE_SALT).contains(&salt.chars().count())
+                && !salt.contains(['@', '/', '\\', '\0']);
+            require(fits, "cache_salt", format!("{salt:?}"), || {
+                format!("1 to {MAX_CACHE_SALT} characters, none of them @, /, \\ or NUL")
+            })?;
+        }
+        let marks = self.checkpoint_at.len();
+        require(marks <= MAX_CHECKPOINTS, "checkpoint_at", format!("{marks} positions"), || {
+            format!("{MAX_CHECKPOINTS} positions at most")
+        })?;
+        for &position in &self.checkpoint_at {
+            let fits = (1..=self.prompt.len()).contains(&position);
+            require(fits, "checkpoint_at", position, || {
+                format!("1 to {}, the tokens of the prompt", self.prompt.len())
+            })?;
         }
         self.sampling.check(vocab_size)
     }
@@ -235,6 +265,15 @@ pub struct Figures {
     pub swapped_bytes: u64,
     /// Tokens computed again after it was pushed out.
     pub recomputed_tokens: u64,
+    /// The longest run of the prompt's first tokens that was known.
+    pub matched_tokens: usize,
+    /// Prompt tokens that were not computed, since a state behind them was kept.
+    pub cached_tokens: usize,
+    /// Known tokens that were computed all the same: matched less cached.
+    pub replayed_tokens: usize,
+    /// Why no deeper state was there, if one could have helped: `never_taken`, `no_slot`,
+    /// `evicted` or `not_exact`.
+    pub miss_reason: Option<&'static str>,
 }
 
 impl Figures {

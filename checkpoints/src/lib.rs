@@ -77,10 +77,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod placement;
 mod policy;
 mod tree;
 
+pub use placement::Placement;
 pub use tree::{
     Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, TierCounts,
-    TreeOptions, TreeStats, Usable,
+    TreeOptions, TreeStats, Usable, common_tokens,
 };

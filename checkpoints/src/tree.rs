@@ -13,6 +13,7 @@ mod eviction;
 mod ghosts;
 mod matching;
 mod radix;
+mod removal;
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use state_pool::{BLOCK_LEN, BlockHandle, Handle, SlotHandle, StatePool, Tier};
 
 pub use demotion::Demotion;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
-pub use radix::Lineage;
+pub use radix::{Lineage, common_tokens};
 
 use ghosts::Ghosts;
 use radix::{NodeId, Radix, Value};
@@ -344,6 +345,16 @@ impl PrefixTree {
         if self.nodes[id].value.holds_nothing() {
             self.nodes.remove(id);
         }
+    }
+
+    pub(crate) fn grid_tokens(&self) -> usize {
+        self.options.grid_tokens
+    }
+
+    /// Slots held in a tier.
+    pub fn slots(&self, tier: Tier) -> usize {
+        let nodes = self.nodes.ids().map(|id| &self.nodes[id]);
+        nodes.filter(|node| node.value.held(tier).slot.is_some()).count()
     }
 
     /// The counts of this moment. What is held is counted by a scan of the nodes.

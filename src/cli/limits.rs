@@ -58,6 +58,16 @@ pub struct EngineArgs {
     /// Prompt tokens computed per second, for --preempt auto; default: measured.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub prefill_tokens_per_second: Option<f64>,
+    /// Keep nothing for later requests that begin alike.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Go on from nothing but states that have the bits of a run from the start: not from the end
+    /// of an earlier answer.
+    #[arg(long)]
+    pub exact_prefix: bool,
+    /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<usize>,
     /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
     #[arg(long, value_name = "N", hide = true)]
     pub park_every: Option<u64>,
@@ -79,6 +89,9 @@ impl EngineArgs {
             link_bytes_per_second: self.link_gbps.map(|gb| gb * 1e9),
             prefill_tokens_per_second: self.prefill_tokens_per_second,
             park_every: self.park_every,
+            prefix_cache: !self.no_prefix_cache,
+            exact_prefix: self.exact_prefix,
+            checkpoint_every: self.checkpoint_every,
             threads,
         }
     }

@@ -10,9 +10,9 @@ use super::door::Door;
 use super::executor::{CpuExecutor, Executor};
 use super::limits::EngineLimits;
 use super::{Engine, EngineError, probe};
-use crate::config::{EngineConfig, Preempt};
+use crate::config::{EngineConfig, MAX_GHOST_TOKENS, Preempt};
 use crate::models::{Model, ModelFiles};
-use crate::scheduler::{Cost, Limits, Scheduler};
+use crate::scheduler::{Cost, Limits, Placement, Reuse, Scheduler};
 use crate::text::Tokenizer;
 
 /// Builds an [`Engine`].
@@ -173,6 +173,16 @@ fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Li
         policy: limits.config.policy,
         preempt: limits.config.preempt,
         cost,
+        reuse: limits.config.prefix_cache.then(|| Reuse {
+            exact_only: limits.config.exact_prefix,
+            placement: Placement {
+                every: limits.config.checkpoint_every,
+                ..Placement::default()
+            },
+            keep_turn_ends: true,
+            grid_tokens: files.spec.grid(),
+            max_ghost_tokens: MAX_GHOST_TOKENS,
+        }),
         park_every: limits.config.park_every,
     }
 }

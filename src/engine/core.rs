@@ -20,7 +20,8 @@ use super::sampler::Draw;
 use super::text::AnswerText;
 use crate::request::{Event, Figures, Finish, FinishReason, Request, StopCause};
 use crate::scheduler::{
-    Occupancy, SampledToken, Scheduler, SchedulerStats, SequenceId, StepPlan, StepReport,
+    End, MissReason, Occupancy, Prompt, SampledToken, Scheduler, SchedulerStats, SequenceId,
+    StepPlan, StepReport,
 };
 
 /// A request's name within an engine.
@@ -113,9 +114,15 @@ impl<E: Executor> Core<E> {
     /// # Panics
     /// When the door would not have let it through, or the name is taken.
     pub fn submit(&mut self, id: RequestId, request: Arc<Request>, seed: u64) {
-        let (prompt, priority) = (&request.prompt, request.priority);
-        let ids = self.scheduler.submit(prompt, request.max_tokens, request.n, priority);
-        let ids = ids.expect("the door has the scheduler's limits");
+        let prompt = Prompt {
+            tokens: &request.prompt,
+            max_tokens: request.max_tokens,
+            choices: request.n,
+            priority: request.priority,
+            cache_salt: request.cache_salt.as_deref(),
+            checkpoint_at: &request.checkpoint_at,
+        };
+        let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
         let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
             let record = Record {
@@ -126,7 +133,10 @@ impl<E: Executor> Core<E> {
                 text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
                 submitted: now,
                 last_token: now,
-                figures: Figures { prompt_tokens: prompt.len(), ..Figures::default() },
+                figures: Figures {
+                    prompt_tokens: request.prompt.len(),
+                    ..Figures::default()
+                },
             };
             self.records.insert(*sequence, record);
         }
@@ -157,6 +167,11 @@ impl<E: Executor> Core<E> {
         for sequence in self.requests.get(&id).into_iter().flatten() {
             self.scheduler.park(*sequence);
         }
+    }
+
+    /// Gives all that is kept for later requests back.
+    pub fn clear_prefix_cache(&mut self) {
+        self.scheduler.clear_prefix_cache();
     }
 
     /// Whether nothing is left to do or to tell.
@@ -202,8 +217,9 @@ impl<E: Executor> Core<E> {
 
     /// Lowers and runs a plan.
     fn run(&mut self, plan: &StepPlan) -> StepReport {
-        for span in &plan.spans {
-            self.note_start(span.sequence);
+        let hits = plan.hits.iter().map(|hit| hit.sequence);
+        for sequence in plan.spans.iter().map(|span| span.sequence).chain(hits) {
+            self.note_start(sequence);
         }
         let device = self.scheduler.device().layout();
         let jobs = lower_transfers(plan, device, self.scheduler.host().layout());
@@ -211,10 +227,9 @@ impl<E: Executor> Core<E> {
         let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
         let batch = lower(plan, find, device);
         let mut draws = Vec::with_capacity(plan.draws.len());
-        let drawing = plan.spans.iter().filter(|span| !span.draws.is_empty());
-        for (row, span) in drawing.enumerate() {
-            let sequence = find(span.sequence);
-            for id in &plan.draws[span.draws.clone()] {
+        for (row, (sequence, who)) in plan.drawing().enumerate() {
+            let sequence = find(sequence);
+            for id in who {
                 let record = &self.records[id];
                 let draw = Draw {
                     params: &record.request.sampling,
@@ -290,14 +305,25 @@ impl<E: Executor> Core<E> {
         reason: FinishReason,
         mut last: Event,
     ) {
-        let counters = self.scheduler.sequence(id).map(|s| s.counters()).unwrap_or_default();
+        let sequence = self.scheduler.sequence(id);
+        let counters = sequence.map(|s| s.counters()).unwrap_or_default();
+        let reuse = sequence.map(|s| s.reuse()).unwrap_or_default();
         let figures = Figures {
             preemptions: counters.preemptions,
             swapped_bytes: counters.swapped_bytes,
             recomputed_tokens: counters.recomputed_tokens,
+            matched_tokens: reuse.matched_tokens,
+            cached_tokens: reuse.cached_tokens,
+            replayed_tokens: reuse.replayed_tokens,
+            miss_reason: reuse.miss_reason.map(MissReason::as_str),
             ..record.figures
         };
-        self.scheduler.end(id);
+        self.scheduler.end(id, match &reason {
+            FinishReason::Failed(_) => End::Failed,
+            FinishReason::Cancelled => End::Cancelled,
+            FinishReason::Stop(StopCause::Text(_)) if record.text.is_cut() => End::Cut,
+            FinishReason::Stop(_) | FinishReason::Length => End::Finished,
+        });
         self.stats.finished += 1;
         last.text.push_str(&record.text.finish());
         last.finish = Some(Finish { reason, figures });

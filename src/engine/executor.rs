@@ -105,7 +105,7 @@ impl Executor for CpuExecutor {
             }
             report.finished.push(job.id);
         }
-        if batch.rows() > 0 {
+        if batch.rows() > 0 || !batch.logits.is_empty() {
             let (cpu, arena, work) = (&self.cpu, &mut self.arena, &mut self.work);
             let logits = self.model.forward(cpu, batch, arena, work, &mut |_, _| {});
             let vocab = self.model.spec().vocab_size;

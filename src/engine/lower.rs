@@ -49,6 +49,9 @@ pub fn lower<'a>(
     for span in &plan.spans {
         add_span(&mut batch, span, sequence(span.sequence), layout);
     }
+    for hit in &plan.hits {
+        batch.logits.push(LogitSource::Slot(layout.slot_offset(hit.slot)));
+    }
     batch.check(layout.slot_bytes);
     batch
 }
@@ -68,9 +71,9 @@ fn lower_transfer(transfer: &Transfer, device: &PoolLayout, host: &PoolLayout) -
         target: to.block_offset(*target),
         bytes: device.block_bytes,
     });
-    let slot = (device.slot_bytes > 0).then(|| Piece {
-        source: from.slot_offset(transfer.slot.0),
-        target: to.slot_offset(transfer.slot.1),
+    let slot = transfer.slot.filter(|_| device.slot_bytes > 0).map(|(source, target)| Piece {
+        source: from.slot_offset(source),
+        target: to.slot_offset(target),
         bytes: device.slot_bytes,
     });
     let pieces = slot.into_iter().chain(blocks).collect();

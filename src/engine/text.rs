@@ -5,6 +5,7 @@ use crate::text::{Detokenizer, StopMatcher, Tokenizer};
 /// The text of one answer in the making. Without a tokenizer there is none.
 pub(super) struct AnswerText {
     parts: Option<(Detokenizer, StopMatcher)>,
+    is_cut: bool,
 }
 
 impl AnswerText {
@@ -14,7 +15,7 @@ impl AnswerText {
             let stop = StopMatcher::new(stop.to_vec()).expect("the door refuses empty strings");
             (Detokenizer::new(tokenizer), stop)
         });
-        AnswerText { parts }
+        AnswerText { parts, is_cut: false }
     }
 
     /// The text that became final with `token`, and the stop string it completed. A token that
@@ -22,11 +23,21 @@ impl AnswerText {
     pub(super) fn push(&mut self, token: u32, ends: bool) -> (String, Option<usize>) {
         match &mut self.parts {
             Some((detokenizer, stop)) if !ends => {
+                let is_whole = !detokenizer.holds_text() && !stop.holds_text();
                 let released = stop.push(&detokenizer.push(token));
+                // A stop string that is not the beginning of this very token ends the text inside
+                // a token: of this one, or of one before it.
+                let is_here = is_whole && released.text.is_empty();
+                self.is_cut = released.stopped_by.is_some() && !is_here;
                 (released.text, released.stopped_by)
             }
             _ => (String::new(), None),
         }
+    }
+
+    /// Whether the text that a caller may see ends inside a token.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// What was held back: half a character, or what might have become a stop string.

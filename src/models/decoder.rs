@@ -116,6 +116,22 @@ impl Model {
         for copy in &batch.copies {
             arena.copy_within(copy.source, copy.target, self.layout.block_bytes);
         }
+        if batch.rows() > 0 {
+            self.compute(cpu, batch, spans, arena, work, observe);
+        }
+        self.logits(cpu, batch, arena, work)
+    }
+
+    /// The rows of a batch, layer by layer.
+    fn compute(
+        &self,
+        cpu: &Cpu,
+        batch: &Batch,
+        spans: Spans<'_>,
+        arena: &mut Arena,
+        work: &mut Workspace,
+        observe: Observer<'_>,
+    ) {
         work.begin(batch, &self.spec);
         self.embed(batch, work);
         let width = self.spec.hidden;
@@ -133,7 +149,6 @@ impl Model {
         let hidden = Rows::new(rows(&mut work.normed, batch.rows(), width), width);
         observe(self.layers.len() + 1, hidden);
         self.keep_hidden_rows(batch, hidden, arena);
-        self.logits(cpu, batch, arena, work)
     }
 
     fn embed(&self, batch: &Batch, work: &mut Workspace) {

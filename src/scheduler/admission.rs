@@ -2,17 +2,29 @@
 
 use std::ops::Bound;
 
-use state_pool::{SequenceState, Tier};
+use checkpoints::Usable;
+use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::plan::{Direction, Form};
 use super::sequence::{Place, SequenceId};
-use super::{Lack, Planning, Rank, Scheduler, blocks_for, fresh_state};
+use super::{Lack, Planning, Rank, Scheduler, blocks_for};
 
 /// Waiting sequences that are looked at in a step beyond one that does not fit.
 const LOOK_AHEAD: usize = 4;
 
 /// Sequences that may pass a waiting one that does not fit, until it is admitted.
 const MOST_SKIPS: usize = 32;
+
+/// What became of a waiting sequence that was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Admission {
+    /// It has its units, or they are on their way.
+    Admitted,
+    /// It waits for a snapshot of one that runs, and holds nobody up.
+    Follows,
+    /// Its units are not there.
+    Refused,
+}
 
 impl Scheduler {
     /// Takes in sequences of a lower number than `below`, all without it: parked ones first, then
@@ -39,16 +51,15 @@ impl Scheduler {
 
     /// Starts the copy of a parked sequence to the device, unless that has no room for it.
     fn start_return(&mut self, id: SequenceId, step: &mut Planning) -> bool {
-        let sequence = &self.sequences[&id];
-        let (tokens, len) = (sequence.tokens.len(), sequence.computed());
-        let (shared, sibling) = self.sibling_blocks(sequence, Tier::Device);
-        let sibling = sibling.and_then(|id| self.sequences[&id].place.settled(Tier::Device));
-        let Some(device) = fresh_state(&mut self.device, tokens, len, shared, sibling) else {
+        let (tokens, len) = (self.sequences[&id].tokens.len(), self.sequences[&id].computed());
+        let shared = self.share_known_blocks(id, Tier::Device);
+        let brought = shared.len();
+        let Some(device) = self.fresh_state(Tier::Device, 0, (tokens, len), shared) else {
             return false;
         };
         let place = std::mem::replace(&mut self.sequence_mut(id).place, Place::Waiting);
         let Place::Host(host) = place else { unreachable!("a parked sequence is on the host") };
-        self.start_transfer(id, Direction::In, (&host, &device), shared, step);
+        self.start_transfer(id, Direction::In, (&host, &device), brought, step);
         self.sequence_mut(id).place = Place::Returning { host, device };
         true
     }
@@ -67,11 +78,15 @@ impl Scheduler {
             if held_up || !is_in(&rank) || !self.has_budget(rank.1, step) || !self.has_place() {
                 break;
             }
-            if self.try_admit(rank) {
-                self.skipped = if blocked.is_some() { self.skipped + 1 } else { 0 };
-                self.run(rank.1, Form::Chunk, step);
-                self.run(rank.1, Form::Step, step);
-                continue;
+            match self.try_admit(rank, step) {
+                Admission::Follows => continue,
+                Admission::Admitted => {
+                    self.skipped = if blocked.is_some() { self.skipped + 1 } else { 0 };
+                    self.run(rank.1, Form::Chunk, step);
+                    self.run(rank.1, Form::Step, step);
+                    continue;
+                }
+                Admission::Refused => {}
             }
             (blocked, after) = (Some(rank.0), Bound::Excluded(rank));
             passed_over += 1;
@@ -92,10 +107,9 @@ impl Scheduler {
         self.on_device() < self.limits.max_num_seqs
     }
 
-    /// Whether the units of a waiting sequence's known tokens are there, above the watermark.
-    fn has_units(&self, id: SequenceId) -> bool {
-        let watermark = if self.on_device() == 0 { 0 } else { self.limits.watermark_pages };
-        self.device.fits_above(watermark, self.known_blocks(id), 1)
+    /// Pages that admission leaves free.
+    fn watermark(&self) -> usize {
+        if self.on_device() == 0 { 0 } else { self.limits.watermark_pages }
     }
 
     /// Blocks of a sequence's known tokens.
@@ -103,37 +117,116 @@ impl Scheduler {
         blocks_for(self.sequences[&id].tokens.len())
     }
 
-    /// Takes all units of a waiting sequence's known tokens, or none.
-    fn try_admit(&mut self, rank: Rank) -> bool {
-        if !self.has_units(rank.1) {
+    /// Takes all units of a waiting sequence's known tokens, or none: those of the deepest state it
+    /// may go on from as shares, or as a copy from the host, the others fresh.
+    fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
+        let id = rank.1;
+        let found = self.look_up(id);
+        if self.follow(rank, &found) {
+            return Admission::Follows;
+        }
+        let place = match &found.usable {
+            Some(usable) if usable.tier == Tier::Host => self.start_promotion(id, usable, step),
+            Some(usable) => self.resume(id, usable).map(Place::Device),
+            None => self.start_cold(id).map(Place::Device),
+        };
+        let Some(place) = place else {
             #[cfg(feature = "faults")]
             super::faults::keep_unit(self);
-            return false;
-        }
-        let tokens = self.sequences[&rank.1].tokens.len();
-        let mut state = SequenceState::allocate(&mut self.device, tokens).expect("it fits");
-        let sequence = self.sequence_mut(rank.1);
-        // Steps to come take no memory of the program.
-        sequence.tokens.reserve_exact(sequence.max_len - tokens);
-        state.reserve(sequence.max_len);
-        sequence.place = Place::Device(state);
+            return Admission::Refused;
+        };
         self.waiting.remove(&rank);
-        self.start_running(rank.1);
-        true
+        self.forget_ghost(id);
+        if let (Some(tree), Some(usable)) = (&mut self.tree, &found.usable) {
+            tree.note_resumed(usable);
+        }
+        let (has_answer, before) = (self.sequences[&id].has_answer(), self.sequences[&id].origin);
+        self.sequence_mut(id).resumes(&found);
+        let sequence = self.sequence_mut(id);
+        // Steps to come take no memory of the program.
+        sequence.tokens.reserve_exact(sequence.max_len - sequence.tokens.len());
+        let is_other = has_answer && sequence.origin.lineage != before.lineage;
+        sequence.place = place;
+        self.stats.replayed_otherwise += u64::from(is_other);
+        self.set_wanted(id, &found);
+        if self.sequences[&id].state().is_some() {
+            self.start_running(id);
+        }
+        Admission::Admitted
+    }
+
+    fn start_cold(&mut self, id: SequenceId) -> Option<SequenceState> {
+        let (tokens, max_len) = (self.sequences[&id].tokens.len(), self.sequences[&id].max_len);
+        let watermark = self.watermark();
+        let mut state = self.fresh_state(Tier::Device, watermark, (tokens, 0), Vec::new())?;
+        state.reserve(max_len);
+        Some(state)
+    }
+
+    /// Shares of a state on the device, and fresh units for what follows it. When nothing runs that
+    /// will give units back, the tree hands the state over.
+    fn resume(&mut self, id: SequenceId, usable: &Usable) -> Option<SequenceState> {
+        let (tokens, max_len) = (self.sequences[&id].tokens.len(), self.sequences[&id].max_len);
+        let tree = self.tree.as_ref().expect("what is usable is in the tree");
+        let mut state = tree.hold(usable, &mut self.device).ok()?;
+        // The tail block is written on, and so is the slot: copies of both are to come.
+        let watermark = self.watermark();
+        let full = usable.position / BLOCK_LEN;
+        let slots = usize::from(self.limits.is_recurrent());
+        let mut fits = self.make_space(Tier::Device, watermark, blocks_for(tokens) - full, slots);
+        if !fits && self.on_device() == 0 && self.demotions.is_empty() {
+            self.hand_over(state.slot().id());
+            let missing = state.missing_blocks(tokens);
+            fits = self.device.fits(missing, 0) && state.is_slot_sole(&self.device);
+        }
+        if !fits {
+            state.release(&mut self.device);
+            return None;
+        }
+        state.reserve(max_len);
+        state.grow(&mut self.device, tokens).expect("room was made");
+        Some(state)
+    }
+
+    /// Starts the copy of a state on the host, but for the blocks that the device has. Until it
+    /// has arrived the sequence is one that returns.
+    fn start_promotion(
+        &mut self,
+        id: SequenceId,
+        usable: &Usable,
+        step: &mut Planning,
+    ) -> Option<Place> {
+        let tokens = self.sequences[&id].tokens.len();
+        let tree = self.tree.as_ref().expect("what is usable is in the tree");
+        let host = tree.hold(usable, &mut self.host).ok()?;
+        let mut shared = tree.share_blocks(usable, &mut self.device);
+        // A tail block is written on: it is copied from the host.
+        for tail in shared.split_off(shared.len().min(usable.position / BLOCK_LEN)) {
+            self.device.release(tail);
+        }
+        let (watermark, brought) = (self.watermark(), shared.len());
+        let lens = (tokens, usable.position);
+        let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
+            host.release(&mut self.host);
+            return None;
+        };
+        self.start_transfer(id, Direction::In, (&host, &device), brought, step);
+        Some(Place::Returning { host, device })
     }
 
     /// Under `priority` the first sequence that is not on the device pushes out a running one of a
     /// strictly higher number, when it lacks a place or memory.
     pub(super) fn make_way(&mut self, step: &mut Planning) {
         let (parked, waiting) = (self.parked.first(), self.waiting.first());
-        let (first, has_units) = match (parked, waiting) {
+        let (first, watermark) = match (parked, waiting) {
             (_, Some(waiting)) if parked.is_none_or(|parked| waiting.0 < parked.0) => {
-                (*waiting, self.has_units(waiting.1))
+                (*waiting, self.watermark())
             }
-            (Some(parked), _) => (*parked, self.device.fits(self.known_blocks(parked.1), 1)),
+            (Some(parked), _) => (*parked, 0),
             (None, _) => return,
         };
         let blocks = self.known_blocks(first.1);
+        let has_units = self.make_space(Tier::Device, watermark, blocks, 1);
         let lack = Lack { blocks, slots: 1, places: usize::from(!self.has_place()) };
         if lack.places > 0 || !has_units {
             self.push_out_above(first.0, &lack, step);

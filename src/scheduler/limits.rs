@@ -1,5 +1,6 @@
 //! What bounds a step and a sequence, and what can never run.
 
+use checkpoints::Placement;
 use state_pool::PoolLayout;
 
 use super::cost::Cost;
@@ -26,8 +27,25 @@ pub struct Limits {
     pub preempt: Preempt,
     /// What it costs.
     pub cost: Cost,
+    /// What is kept of prompts and answers for those that begin alike; nothing with none.
+    pub reuse: Option<Reuse>,
     /// In every Nth step a sequence that runs is parked, needed or not: a stress for tests.
     pub park_every: Option<u64>,
+}
+
+/// Rules of prefix reuse.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reuse {
+    /// Go on from nothing but what has the bits of a cold run.
+    pub exact_only: bool,
+    /// Where prompts leave states.
+    pub placement: Placement,
+    /// The state of a sequence that ends is kept.
+    pub keep_turn_ends: bool,
+    /// Positions at which states are kept; a multiple of the model's grid.
+    pub grid_tokens: usize,
+    /// Tokens of prompts that wait and of what was lost, four bytes each.
+    pub max_ghost_tokens: usize,
 }
 
 /// A request that can never run.
@@ -61,6 +79,11 @@ pub fn device_tokens(device: &PoolLayout) -> usize {
 }
 
 impl Limits {
+    /// Whether the model has recurrent layers, and its slots bytes.
+    pub fn is_recurrent(&self) -> bool {
+        self.cost.slot_bytes > 0
+    }
+
     /// Whether a request of `tokens` tokens, prompt and answer together, can ever run.
     ///
     /// # Errors

@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! plan:    generated tokens of all running sequences, then running prompts, then sequences that
-//!          return from the host, then waiting ones; a sequence that lacks a unit sits out while a
-//!          victim leaves
-//! commit:  lengths advance, tokens append, forks begin, transfers end, retired units are released
+//!          return from the host, then waiting ones; a sequence that lacks a unit takes it from a
+//!          checkpoint, else sits out while a victim leaves; last, slots for snapshots
+//! commit:  lengths advance, snapshots enter the tree, tokens append, forks begin, transfers end,
+//!          retired units are released
 //! ```
 
 mod admission;
@@ -17,21 +18,25 @@ pub mod faults;
 pub mod limits;
 pub mod plan;
 mod preemption;
+mod reuse;
 pub mod sequence;
 
 use std::collections::{BTreeSet, HashMap};
 
-use state_pool::{PoolStats, SequenceState, StatePool};
+use checkpoints::{Demotion, PrefixTree, TreeOptions, TreeStats};
+use state_pool::{BlockHandle, PoolStats, SequenceState, StatePool, Tier};
 
 use crate::config::Policy;
+use reuse::Follower;
 
+pub use checkpoints::{MissReason, Placement};
 pub use cost::Cost;
-pub use limits::{Limits, Refused};
+pub use limits::{Limits, Refused, Reuse};
 pub use plan::{
-    BlockCopy, Direction, Form, Lack, PlannedSpan, SampledToken, StepPlan, StepReport, TokenBudget,
+    BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, StepPlan, StepReport, TokenBudget,
     Transfer, TransferId, Wanted,
 };
-pub use sequence::{Counters, Place, Sequence, SequenceId};
+pub use sequence::{Counters, End, Place, Prompt, ReuseFigures, Sequence, SequenceId};
 
 /// Counts since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,8 +63,25 @@ pub struct SchedulerStats {
     pub forks_without_slot: u64,
     /// Steps in which two sequences or more lacked a unit.
     pub lacking_together: u64,
-    /// Slots held beside the one of their sequence, each for one step: a fork's first.
+    /// Slots held beside the one of their sequence, each for one step: a fork's first, or that of
+    /// a sequence that resumed.
     pub second_slots: u64,
+    /// Of the prompts admitted, tokens that the tree had.
+    pub matched_tokens: u64,
+    /// Of these, tokens that were not computed.
+    pub cached_tokens: u64,
+    /// Prompts of which nothing was computed: the state behind all of it was there.
+    pub full_hits: u64,
+    /// Times a prompt waited for the snapshot of one that ran.
+    pub followed: u64,
+    /// States that the tree gave up to the sequence that resumed from them.
+    pub handed_over: u64,
+    /// Turn ends that were not kept, since their text ends inside a token.
+    pub turn_ends_left_out: u64,
+    /// Bytes of checkpoints copied to the host.
+    pub demoted_bytes: u64,
+    /// Sequences whose answer had begun on a state that is gone, and went on from another.
+    pub replayed_otherwise: u64,
 }
 
 /// What is where, now.
@@ -99,6 +121,12 @@ pub struct Scheduler {
     waiting: BTreeSet<Rank>,
     parked: BTreeSet<Rank>,
     in_flight: Vec<InFlight>,
+    /// None where nothing is to be reused.
+    tree: Option<PrefixTree>,
+    /// Checkpoints that are being copied to the host.
+    demotions: Vec<(TransferId, Demotion)>,
+    /// Of those that wait, who waits for a snapshot: in the order in which they came.
+    followers: Vec<Follower>,
     /// Sequences to be parked in the next plan.
     to_park: Vec<SequenceId>,
     /// Sequences admitted past a waiting one that did not fit.
@@ -121,8 +149,19 @@ impl Scheduler {
     pub fn new(limits: Limits, device: StatePool, host: StatePool) -> Scheduler {
         assert!(limits.max_num_seqs <= limits.max_num_batched_tokens);
         assert!(limits.prefill_floor.is_multiple_of(limits.grid));
+        let tree = limits.reuse.as_ref().map(|reuse| {
+            assert!(reuse.grid_tokens.is_multiple_of(limits.grid));
+            PrefixTree::new(TreeOptions {
+                is_recurrent: limits.is_recurrent(),
+                grid_tokens: reuse.grid_tokens,
+                max_ghost_tokens: reuse.max_ghost_tokens,
+            })
+        });
         Scheduler {
             limits,
+            tree,
+            demotions: Vec::new(),
+            followers: Vec::new(),
             device,
             host,
             sequences: HashMap::new(),
@@ -141,56 +180,56 @@ impl Scheduler {
         }
     }
 
-    /// Takes a prompt of which `choices` answers of up to `max_tokens` tokens are wanted; returns
-    /// their names, the first choice's first.
+    /// Takes a prompt; returns the names of its answers, the first choice's first.
     ///
     /// # Errors
     /// What can never run; see [`Limits::check`].
     ///
     /// # Panics
     /// When the prompt is empty or no choice is wanted.
-    pub fn submit(
-        &mut self,
-        prompt: &[u32],
-        max_tokens: usize,
-        choices: usize,
-        priority: Option<i32>,
-    ) -> Result<Vec<SequenceId>, Refused> {
-        assert!(!prompt.is_empty() && choices > 0, "a request asks for something");
-        let tokens = prompt.len().saturating_add(max_tokens);
-        self.limits.check(tokens, priority, self.device.layout())?;
-        let priority = priority.unwrap_or(0);
+    pub fn submit(&mut self, prompt: &Prompt<'_>) -> Result<Vec<SequenceId>, Refused> {
+        let Prompt { tokens, choices, .. } = *prompt;
+        assert!(!tokens.is_empty() && choices > 0, "a request asks for something");
+        let max_len = tokens.len().saturating_add(prompt.max_tokens);
+        self.limits.check(max_len, prompt.priority, self.device.layout())?;
+        let priority = prompt.priority.unwrap_or(0);
         let siblings = self.next_sequence..self.next_sequence + choices as u64;
         self.next_sequence = siblings.end;
         let ids: Vec<SequenceId> = siblings.clone().map(SequenceId).collect();
         let leader = ids[0];
         for id in &ids {
             let place = if *id == leader { Place::Waiting } else { Place::Forking { leader } };
-            let mut sequence = Sequence::new(*id, prompt.to_vec(), priority, place);
-            (sequence.siblings, sequence.max_len) = (siblings.clone(), tokens);
+            let mut sequence = Sequence::new(*id, tokens.to_vec(), priority, place);
+            (sequence.siblings, sequence.max_len) = (siblings.clone(), max_len);
+            sequence.cache_salt = prompt.cache_salt.map(Into::into);
+            sequence.marks = prompt.checkpoint_at.to_vec();
             if *id == leader {
                 sequence.forks = ids[1..].to_vec();
             }
             self.sequences.insert(*id, sequence);
         }
         self.waiting.insert((priority, leader));
+        self.announce(leader);
         Ok(ids)
     }
 
-    /// Ends a sequence: it has its last token, failed, or is not wanted any more. Its units are
-    /// free at once, or when the transfer that holds them ends. An unknown name is nothing.
-    pub fn end(&mut self, id: SequenceId) {
+    /// Ends a sequence. Its units are free at once, or when the transfer that holds them ends; what
+    /// it computed stays for those that go on from there, as `end` says. An unknown name is
+    /// nothing.
+    pub fn end(&mut self, id: SequenceId, end: End) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         if matches!(sequence.place, Place::Leaving { .. } | Place::Returning { .. }) {
             sequence.cancelled = true;
             return;
         }
+        self.forget_ghost(id);
         let mut sequence = self.sequences.remove(&id).expect("it was just there");
         self.hand_on_forks(&mut sequence);
-        let rank = (sequence.priority, id);
-        match sequence.place {
+        let rank = sequence.rank();
+        match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Waiting => {
                 self.waiting.remove(&rank);
+                self.forget_follower(id);
             }
             Place::Forking { leader } => {
                 let leader = self.sequences.get_mut(&leader).expect("a fork has a leader");
@@ -200,7 +239,7 @@ impl Scheduler {
                 self.running.retain(|running| *running != id);
                 #[cfg(feature = "faults")]
                 let Some(state) = faults::keep_share(self, state) else { return };
-                state.release(&mut self.device);
+                self.keep_end(&sequence, state, end);
             }
             Place::Host(state) => {
                 self.parked.remove(&rank);
@@ -254,6 +293,7 @@ impl Scheduler {
             step.budget.reserve(order.len() - i - 1);
             self.run(*id, Form::Step, &mut step);
         }
+        self.release_followers();
         self.stats.lacking_together += u64::from(step.lacking > 1);
         self.stats.forks_without_slot += u64::from(step.fork_without_slot);
         for id in &order {
@@ -265,6 +305,8 @@ impl Scheduler {
         }
         self.spare.1 = order;
         self.take_in(None, &mut step);
+        self.plan_snapshots(&mut step);
+        self.demote_ahead(&mut step);
         step.plan
     }
 
@@ -281,6 +323,12 @@ impl Scheduler {
             let sequence = self.sequences.get_mut(&id).expect("a running sequence is known");
             // It may have left in this very plan.
             if sequence.state().is_none() || sequence.next_form() != form {
+                break;
+            }
+            if sequence.computed() == sequence.tokens.len() {
+                step.plan.add_hit(sequence);
+                sequence.planned_in = self.stats.steps;
+                self.stats.full_hits += 1;
                 break;
             }
             let (pool, grid) = (&mut self.device, self.limits.grid);
@@ -320,6 +368,12 @@ impl Scheduler {
                 self.begin_forks(span.sequence);
             }
         }
+        for hit in &plan.hits {
+            if self.sequences.contains_key(&hit.sequence) {
+                self.begin_forks(hit.sequence);
+            }
+        }
+        self.keep_snapshots(&mut plan.kept);
         self.stats.second_slots += plan.second_slots() as u64;
         plan.retire(&mut self.device);
         self.spare.0 = plan;
@@ -341,8 +395,11 @@ impl Scheduler {
     /// The forks of a sequence that has just computed its prompt share its state from here. One
     /// that finds no place waits, and computes the prompt again.
     fn begin_forks(&mut self, id: SequenceId) {
-        let forks = std::mem::take(&mut self.sequence_mut(id).forks);
-        for fork in forks {
+        let leader = self.sequence_mut(id);
+        let (origin, reuse) = (leader.origin, leader.reuse);
+        for fork in std::mem::take(&mut leader.forks) {
+            let sequence = self.sequence_mut(fork);
+            (sequence.origin, sequence.reuse) = (origin, reuse);
             if self.on_device() < self.limits.max_num_seqs {
                 let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
                 self.sequence_mut(fork).place = Place::Device(state);
@@ -365,9 +422,9 @@ impl Scheduler {
         self.sequences.get(&id)
     }
 
-    /// Whether anything is left to do.
+    /// Whether anything is left to do: no sequence, and no copy on its way.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
+        self.sequences.is_empty() && self.demotions.is_empty()
     }
 
     /// Its limits.
@@ -394,7 +451,7 @@ impl Scheduler {
     pub fn occupancy(&self) -> Occupancy {
         Occupancy {
             running: self.running.len(),
-            waiting: self.waiting.len(),
+            waiting: self.waiting.len() + self.followers.len(),
             parked: self.parked.len(),
             in_flight: self.in_flight.len(),
         }
@@ -405,18 +462,64 @@ impl Scheduler {
         (self.device.stats(), self.host.stats())
     }
 
+    /// Counts of the prefix tree, if there is one.
+    pub fn tree_stats(&self) -> Option<TreeStats> {
+        self.tree.as_ref().map(PrefixTree::stats)
+    }
+
     /// Invariants that hold between steps: the pools' counters, and one handle of a slot for each
-    /// sequence on the device. Debug builds scan everything.
+    /// sequence on the device beside those of checkpoints. Debug builds scan everything.
     fn check(&self) {
         let on_device = self.on_device();
-        assert_eq!(self.device.stats().slots.handles, on_device, "a sequence has one slot");
+        let in_tree = self.tree.as_ref().map_or(0, |tree| tree.slots(Tier::Device));
+        let copied = |(_, demotion): &&(TransferId, Demotion)| demotion.source_slot.is_some();
+        let copied = self.demotions.iter().filter(copied).count();
+        let handles = self.device.stats().slots.handles;
+        assert_eq!(handles, on_device + in_tree + copied, "a sequence has one slot");
         assert!(on_device <= self.limits.max_num_seqs, "more sequences than there are places");
         self.device.check_counts();
         self.host.check_counts();
         if cfg!(debug_assertions) {
             self.device.check();
             self.host.check();
+            self.tree.iter().for_each(PrefixTree::check);
         }
+    }
+
+    /// A state of `len` computed tokens with room for `tokens` tokens on a tier, above a watermark:
+    /// the `shared` blocks, then fresh units. None when the tier lacks one; then the shares are
+    /// given back.
+    fn fresh_state(
+        &mut self,
+        tier: Tier,
+        watermark: usize,
+        (tokens, len): (usize, usize),
+        shared: Vec<BlockHandle>,
+    ) -> Option<SequenceState> {
+        let missing = blocks_for(tokens) - shared.len();
+        let has_space = self.make_space(tier, watermark, missing, 1);
+        let pool = if tier == Tier::Device { &mut self.device } else { &mut self.host };
+        if !has_space {
+            for block in shared {
+                pool.release(block);
+            }
+            return None;
+        }
+        let fresh = pool.allocate(missing, 1).expect("room was made");
+        let mut blocks = shared;
+        blocks.extend(fresh.blocks);
+        let slot = fresh.slots.into_iter().next().expect("a transaction gives what was asked for");
+        Some(SequenceState::from_parts(blocks.into(), slot, len))
+    }
+}
+
+impl Drop for Scheduler {
+    /// The tree gives its units back; sequences that have not ended hold theirs.
+    fn drop(&mut self) {
+        while let Some((id, _)) = self.demotions.first() {
+            self.end_demotion(*id, false);
+        }
+        self.clear_prefix_cache();
     }
 }
 
@@ -434,24 +537,4 @@ struct Planning {
 /// The blocks of `tokens` tokens.
 fn blocks_for(tokens: usize) -> usize {
     tokens.div_ceil(state_pool::BLOCK_LEN)
-}
-
-/// A state of `len` computed tokens with room for `tokens` tokens: the first `shared` blocks of
-/// `sibling` in the same tier, else fresh units. None when the pool lacks one; then nothing is
-/// taken.
-fn fresh_state(
-    pool: &mut StatePool,
-    tokens: usize,
-    len: usize,
-    shared: usize,
-    sibling: Option<&SequenceState>,
-) -> Option<SequenceState> {
-    let fresh = pool.allocate(blocks_for(tokens) - shared, 1).ok()?;
-    let mut blocks = match sibling {
-        Some(sibling) => sibling.table().share_first(pool, shared).into_vec(),
-        None => Vec::new(),
-    };
-    blocks.extend(fresh.blocks);
-    let slot = fresh.slots.into_iter().next().expect("a transaction gives what was asked for");
-    Some(SequenceState::from_parts(blocks.into(), slot, len))
 }

@@ -115,8 +115,8 @@ pub enum Direction {
     In,
 }
 
-/// All units of a sequence copied between the device and the host. It may take several steps; its
-/// handles belong to the list of transfers in flight until it is reported.
+/// Units of a sequence or of a checkpoint copied between the device and the host. It may take
+/// several steps; its handles belong to the list of transfers in flight until it is reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transfer {
     /// Its name.
@@ -125,8 +125,30 @@ pub struct Transfer {
     pub direction: Direction,
     /// Blocks: source in one tier, target in the other.
     pub blocks: Vec<(BlockId, BlockId)>,
-    /// The slot.
-    pub slot: (SlotId, SlotId),
+    /// The slot; none for a checkpoint without recurrent layers.
+    pub slot: Option<(SlotId, SlotId)>,
+}
+
+/// A draw without a span: the state behind the whole prompt was there, and its slot keeps the last
+/// hidden row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hit {
+    /// The sequence.
+    pub sequence: SequenceId,
+    /// Its slot.
+    pub slot: SlotId,
+    /// Who draws, as a part of [`StepPlan::draws`].
+    pub draws: Range<usize>,
+}
+
+/// A state on the way to the tree.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub sequence: SequenceId,
+    /// The tokens it stands behind.
+    pub position: usize,
+    /// None without recurrent layers.
+    pub slot: Option<SlotHandle>,
 }
 
 /// What one step does. Owns the handles it retires.
@@ -136,18 +158,23 @@ pub struct StepPlan {
     pub copies: Vec<BlockCopy>,
     /// The spans, in order of their rows.
     pub spans: Vec<PlannedSpan>,
-    /// Who draws a token: of each span that is asked for one the sequence, then its forks.
+    /// Draws without a span.
+    pub hits: Vec<Hit>,
+    /// Who draws a token: of each span that is asked for one the sequence, then its forks; then of
+    /// each hit.
     pub draws: Vec<SequenceId>,
     /// Transfers that start in this step.
     pub transfers: Vec<Transfer>,
     retired_slots: Vec<SlotHandle>,
     retired_blocks: Vec<BlockHandle>,
+    /// Snapshots that the spans leave.
+    pub(super) kept: Vec<Kept>,
 }
 
 impl StepPlan {
     /// Whether the step has nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.spans.is_empty() && self.transfers.is_empty()
+        self.spans.is_empty() && self.hits.is_empty() && self.transfers.is_empty()
     }
 
     /// Plans the next span of a sequence on the device within `budget`, taking the units it needs;
@@ -200,6 +227,15 @@ impl StepPlan {
         Ok(rows)
     }
 
+    /// Plans the first draw of a sequence whose whole prompt was there.
+    pub(super) fn add_hit(&mut self, sequence: &Sequence) {
+        let first = self.draws.len();
+        self.draws.push(sequence.id());
+        self.draws.extend_from_slice(&sequence.forks);
+        let slot = sequence.state().expect("it runs").slot().id();
+        self.hits.push(Hit { sequence: sequence.id(), slot, draws: first..self.draws.len() });
+    }
+
     /// Everything that `state` needs to be computed up to `end`, or nothing.
     fn take_units(
         &mut self,
@@ -232,6 +268,15 @@ impl StepPlan {
         Ok(())
     }
 
+    /// Whose logits are asked for, in the order they come out, and who draws from each: of the
+    /// spans, then of the hits.
+    pub fn drawing(&self) -> impl Iterator<Item = (SequenceId, &[SequenceId])> {
+        let spans = self.spans.iter().map(|span| (span.sequence, span.draws.clone()));
+        let hits = self.hits.iter().map(|hit| (hit.sequence, hit.draws.clone()));
+        let drawing = spans.chain(hits).filter(|(_, draws)| !draws.is_empty());
+        drawing.map(|(sequence, draws)| (sequence, &self.draws[draws]))
+    }
+
     /// Slots that this step reads for the last time, each beside the one its sequence writes.
     pub fn second_slots(&self) -> usize {
         self.retired_slots.len()
@@ -240,9 +285,11 @@ impl StepPlan {
     /// Releases what the step was the last to read: part of commit. The plan is empty afterwards,
     /// to be used again.
     pub fn retire(&mut self, pool: &mut StatePool) {
+        assert!(self.kept.is_empty(), "snapshots have an owner");
         self.release_retired(pool);
         self.copies.clear();
         self.spans.clear();
+        self.hits.clear();
         self.draws.clear();
         self.transfers.clear();
     }

@@ -1,10 +1,11 @@
 //! Who leaves the device, and how.
 
-use state_pool::{SequenceState, Tier};
+use checkpoints::PrefixTree;
+use state_pool::{BlockHandle, SequenceState, Tier};
 
 use super::plan::{Direction, Transfer, TransferId};
-use super::sequence::{Place, Sequence, SequenceId};
-use super::{InFlight, Lack, Planning, Scheduler, blocks_for, fresh_state};
+use super::sequence::{End, Place, Sequence, SequenceId};
+use super::{InFlight, Lack, Planning, Scheduler, blocks_for};
 use crate::config::Preempt;
 
 /// A sequence that came back less than this many tokens ago leaves only when no other helps.
@@ -17,14 +18,18 @@ impl Scheduler {
     /// Makes room for what `id` lacks. True when it is worth asking the pool again in this plan:
     /// otherwise the sequence sits out, while a victim leaves or a transfer frees its units.
     pub(super) fn make_room(&mut self, id: SequenceId, lack: &Lack, step: &mut Planning) -> bool {
-        if self.is_one_leaving() {
+        if self.make_space(Tier::Device, 0, lack.blocks, lack.slots) {
+            return true;
+        }
+        if self.is_one_leaving() || !self.demotions.is_empty() {
             return false;
         }
         let Some(victim) = self.victim(|_| true, lack) else {
-            // Sharers of one slot that hold each other up while nobody else will free one: all but
-            // the lowest drop their shares.
+            // Sharers of one slot that hold each other up while nobody else will free one: the
+            // tree hands its share over, and all but the lowest drop theirs.
             let alone = step.plan.spans.is_empty() && self.in_flight.is_empty();
-            return lack.slots > 0 && alone && self.drop_sharers(id);
+            let slot = self.sequences[&id].state().expect("it runs").slot().id();
+            return lack.slots > 0 && alone && (self.hand_over(slot) || self.drop_sharers(id));
         };
         let freed = self.preempt(victim, step);
         freed && victim != id
@@ -54,12 +59,8 @@ impl Scheduler {
         };
         let rank = |sequence: &&Sequence| {
             let back = sequence.returned_at.map_or(usize::MAX, |at| sequence.computed() - at);
-            (
-                sequence.priority,
-                back >= FRESH_TOKENS,
-                std::cmp::Reverse(sequence.computed()),
-                sequence.id,
-            )
+            let computed = sequence.computed().saturating_sub(sequence.origin.position);
+            (sequence.priority, back >= FRESH_TOKENS, std::cmp::Reverse(computed), sequence.id)
         };
         let running = self.running.iter().map(|id| &self.sequences[id]);
         running.filter(helps).max_by_key(rank).map(|sequence| sequence.id)
@@ -77,12 +78,15 @@ impl Scheduler {
     fn preempt(&mut self, id: SequenceId, step: &mut Planning) -> bool {
         let sequence = &self.sequences[&id];
         let len = sequence.computed();
-        let (shared, _) = self.sibling_blocks(sequence, Tier::Host);
         let swap = match self.limits.preempt {
             _ if len == 0 || sequence.failed_transfers >= MOST_FAILED_TRANSFERS => false,
             Preempt::Recompute => false,
             Preempt::Swap => true,
-            Preempt::Auto => self.limits.cost.prefers_swap(len, blocks_for(len) - shared),
+            Preempt::Auto => {
+                let blocks = blocks_for(len) - self.known_blocks_in(sequence, Tier::Host).0;
+                let state = self.look_up(id).usable.map_or(0, |usable| usable.position);
+                self.limits.cost.prefers_swap(len - state.min(len), blocks)
+            }
         };
         if swap && self.start_parking(id, step) {
             return false;
@@ -121,14 +125,43 @@ impl Scheduler {
             .unwrap_or((0, None))
     }
 
+    /// How many of a sequence's first blocks are in a tier with the bits of its own, and which
+    /// choice of its request has them; with none, the tree has.
+    fn known_blocks_in(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {
+        let (blocks, sibling) = self.sibling_blocks(sequence, tier);
+        let exact = |tree: &PrefixTree| {
+            tree.exact_blocks(tier, sequence.salt(), sequence.exact_tokens())
+        };
+        let in_tree = self.tree.as_ref().map_or(0, exact);
+        if in_tree > blocks { (in_tree, None) } else { (blocks, sibling) }
+    }
+
+    /// Shares of these blocks.
+    pub(super) fn share_known_blocks(&mut self, id: SequenceId, tier: Tier) -> Vec<BlockHandle> {
+        let sequence = &self.sequences[&id];
+        let (count, sibling) = self.known_blocks_in(sequence, tier);
+        let pool = if tier == Tier::Device { &mut self.device } else { &mut self.host };
+        match (sibling, &self.tree) {
+            (Some(sibling), _) => {
+                let state = self.sequences[&sibling].place.settled(tier);
+                let table = state.expect("it has the blocks").table();
+                table.share_first(pool, count).into_vec()
+            }
+            (None, Some(tree)) => {
+                let (salt, tokens) = (sequence.salt(), sequence.exact_tokens());
+                tree.share_exact_blocks(pool, salt, tokens, count)
+            }
+            (None, None) => Vec::new(),
+        }
+    }
+
     /// Starts the copy of a running sequence to the host, unless that has no room for it. Blocks
     /// for tokens to come are free at once.
     fn start_parking(&mut self, id: SequenceId, step: &mut Planning) -> bool {
-        let sequence = &self.sequences[&id];
-        let len = sequence.computed();
-        let (shared, sibling) = self.sibling_blocks(sequence, Tier::Host);
-        let sibling = sibling.and_then(|id| self.sequences[&id].place.settled(Tier::Host));
-        let Some(host) = fresh_state(&mut self.host, len, len, shared, sibling) else {
+        let len = self.sequences[&id].computed();
+        let shared = self.share_known_blocks(id, Tier::Host);
+        let brought = shared.len();
+        let Some(host) = self.fresh_state(Tier::Host, 0, (len, len), shared) else {
             return false;
         };
         self.running.retain(|running| *running != id);
@@ -140,7 +173,7 @@ impl Scheduler {
             self.device.release(unused);
         }
         let device = SequenceState::from_parts(blocks.into(), slot, len);
-        self.start_transfer(id, Direction::Out, (&device, &host), shared, step);
+        self.start_transfer(id, Direction::Out, (&device, &host), brought, step);
         self.sequence_mut(id).place = Place::Leaving { device, host };
         true
     }
@@ -158,7 +191,7 @@ impl Scheduler {
         let id = TransferId(self.next_transfer);
         let used = blocks_for(source.len());
         let blocks = source.table().ids().take(used).zip(target.table().ids()).skip(shared);
-        let slot = (source.slot().id(), target.slot().id());
+        let slot = Some((source.slot().id(), target.slot().id()));
         step.plan.transfers.push(Transfer { id, direction, blocks: blocks.collect(), slot });
         let bytes = self.limits.cost.bytes(used - shared);
         self.in_flight.push(InFlight { id, sequence, direction, bytes });
@@ -198,11 +231,14 @@ impl Scheduler {
 
     /// A finished transfer gives its source back and its sequence its new place.
     pub(super) fn transfer_done(&mut self, id: TransferId) {
+        if self.end_demotion(id, true) {
+            return;
+        }
         let InFlight { sequence: id, bytes, .. } = self.take_in_flight(id);
         self.stats.swapped_bytes += bytes;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
         sequence.counters.swapped_bytes += bytes;
-        sequence.failed_transfers = 0;
+        (sequence.failed_transfers, sequence.distrusts_host) = (0, false);
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Leaving { device, host } => {
                 device.release(&mut self.device);
@@ -227,8 +263,11 @@ impl Scheduler {
     /// returning one on the host. After three failures in a row the one is computed again when it
     /// has to leave the next time, the other at once.
     pub(super) fn transfer_failed(&mut self, id: TransferId) {
-        let id = self.take_in_flight(id).sequence;
         self.stats.failed_transfers += 1;
+        if self.end_demotion(id, false) {
+            return;
+        }
+        let id = self.take_in_flight(id).sequence;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
         sequence.failed_transfers += 1;
         let rank = (sequence.priority, id);
@@ -244,6 +283,7 @@ impl Scheduler {
                     sequence.place = Place::Host(host);
                     self.parked.insert(rank);
                 } else {
+                    sequence.distrusts_host = true;
                     sequence.starts_over(host.len());
                     self.stats.recomputed += 1;
                     host.release(&mut self.host);
@@ -262,7 +302,7 @@ impl Scheduler {
 
     fn end_if_cancelled(&mut self, id: SequenceId) {
         if self.sequences[&id].cancelled {
-            self.end(id);
+            self.end(id, End::Cancelled);
         }
     }
 }

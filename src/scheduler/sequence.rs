@@ -1,7 +1,9 @@
 //! One stream of tokens, how much of it is computed, and where its state is.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use checkpoints::{Lineage, Match, MatchOptions, MissReason, Prefix};
 use state_pool::{BLOCK_LEN, SequenceState, StatePool, Tier};
 
 use super::plan::Form;
@@ -9,6 +11,70 @@ use super::plan::Form;
 /// A sequence's name within an engine; a later submit has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prompt<'a> {
+    /// The tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Tokens of an answer, at most.
+    pub max_tokens: usize,
+    /// Answers, at least one.
+    pub choices: usize,
+    /// Lower is served first, where the policy knows priorities.
+    pub priority: Option<i32>,
+    /// Prompts of different salts share nothing.
+    pub cache_salt: Option<&'a str>,
+    /// Tokens after which a state is to be kept, each at the grid position at or below it.
+    pub checkpoint_at: &'a [usize],
+}
+
+impl<'a> Prompt<'a> {
+    /// One answer, and nothing special.
+    pub fn new(tokens: &'a [u32], max_tokens: usize) -> Prompt<'a> {
+        let (priority, cache_salt) = (None, None);
+        Prompt { tokens, max_tokens, choices: 1, priority, cache_salt, checkpoint_at: &[] }
+    }
+}
+
+/// Why a sequence ends, and so what becomes of its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has its last token: the state is kept for what goes on from there.
+    Finished,
+    /// It is not wanted any more; what is computed is kept all the same.
+    Cancelled,
+    /// Its text ends inside what the state has absorbed: nobody can go on from there.
+    Cut,
+    /// Nothing could be drawn from its state: neither that nor what it left on the way is kept.
+    Failed,
+}
+
+/// How much of a prompt was there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReuseFigures {
+    /// The longest match of its tokens in the tree.
+    pub matched_tokens: usize,
+    /// Tokens that were not computed, thanks to it.
+    pub cached_tokens: usize,
+    /// Tokens of the match that were computed again.
+    pub replayed_tokens: usize,
+    /// Why the state was not deeper, if a deeper one could have helped.
+    pub miss_reason: Option<MissReason>,
+}
+
+impl ReuseFigures {
+    /// What a match gave.
+    pub(super) fn of(found: &Match) -> ReuseFigures {
+        let cached_tokens = found.usable.map_or(0, |usable| usable.position);
+        ReuseFigures {
+            matched_tokens: found.matched_tokens,
+            cached_tokens,
+            replayed_tokens: found.matched_tokens - cached_tokens,
+            miss_reason: found.miss,
+        }
+    }
+}
 
 /// Where the state of a sequence is.
 ///
@@ -85,6 +151,32 @@ pub struct Sequence {
     /// Transfers that failed since one succeeded.
     pub(super) failed_transfers: u32,
     pub(super) counters: Counters,
+    pub(super) cache_salt: Option<Arc<str>>,
+    /// Positions its caller wants kept.
+    pub(super) marks: Vec<usize>,
+    /// Its prompt is a ghost in the tree.
+    pub(super) is_noted: bool,
+    /// What it went on from.
+    pub(super) origin: Origin,
+    /// Tokens that were computed when it lost its state.
+    pub(super) lost_tokens: usize,
+    /// Copies of states on the host did not arrive: it does without.
+    pub(super) distrusts_host: bool,
+    /// Positions ahead at which it is to leave a snapshot, in order.
+    pub(super) wanted: Vec<usize>,
+    /// Position of the last state on its path that the tree was given.
+    pub(super) last_kept: usize,
+    pub(super) reuse: ReuseFigures,
+}
+
+/// What a sequence went on from, and so which bits it has (DESIGN.md rule 5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// Tokens that it did not compute.
+    pub position: usize,
+    pub lineage: Lineage,
+    /// Tokens from the first on whose blocks have, or will have, the bits of a cold run.
+    pub exact_tokens: usize,
 }
 
 /// What preemption cost a sequence.
@@ -124,6 +216,15 @@ impl Sequence {
             returned_at: None,
             failed_transfers: 0,
             counters: Counters::default(),
+            cache_salt: None,
+            marks: Vec::new(),
+            is_noted: false,
+            origin: Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 },
+            lost_tokens: 0,
+            distrusts_host: false,
+            wanted: Vec::new(),
+            last_kept: 0,
+            reuse: ReuseFigures::default(),
         }
     }
 
@@ -162,10 +263,88 @@ impl Sequence {
         }
     }
 
-    /// Counts that `computed` tokens have to be computed again. What came before is forgotten.
+    /// Its state of `computed` tokens is lost. What came before is forgotten.
     pub(super) fn starts_over(&mut self, computed: usize) {
-        self.counters.recomputed_tokens += computed as u64;
+        self.lost_tokens = computed;
+        self.wanted.clear();
         (self.returned_at, self.failed_transfers) = (None, 0);
+    }
+
+    /// Goes on from what was found; of what it had lost, the rest is computed again.
+    pub(super) fn resumes(&mut self, found: &Match) {
+        let known = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
+        let before = self.origin.position;
+        self.origin = match &found.usable {
+            None => Origin { position: 0, lineage: Lineage::Exact, exact_tokens: known },
+            Some(usable) => Origin {
+                position: usable.position,
+                lineage: usable.lineage,
+                exact_tokens: match usable.lineage {
+                    Lineage::Exact => known,
+                    Lineage::NonExact => usable.exact_tokens,
+                },
+            },
+        };
+        let again = self.lost_tokens.saturating_sub(before.max(self.origin.position));
+        self.counters.recomputed_tokens += again as u64;
+        self.lost_tokens = 0;
+        if !self.has_answer() {
+            self.reuse = ReuseFigures::of(found);
+        }
+        self.last_kept = self.origin.position;
+    }
+
+    /// Whether a token was drawn: from then on its bits are settled.
+    pub(super) fn has_answer(&self) -> bool {
+        self.tokens.len() > self.prompt_len
+    }
+
+    /// Which states it may go on from. One that has drawn a token must get the bits it had: an
+    /// exact one those of a cold run, below the border of its own prompt; another one those of
+    /// the state it came from.
+    pub(super) fn match_options(&self, exact_only: bool) -> MatchOptions {
+        let border = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
+        let device_only = self.distrusts_host;
+        match (self.has_answer(), self.origin.lineage) {
+            (false, _) => MatchOptions { exact_only, limit_tokens: self.prompt_len, device_only },
+            (true, Lineage::Exact) => {
+                MatchOptions { exact_only: true, limit_tokens: border, device_only }
+            }
+            (true, Lineage::NonExact) => {
+                let limit_tokens = border.max(self.origin.position);
+                MatchOptions { exact_only, limit_tokens, device_only }
+            }
+        }
+    }
+
+    /// Whether it has the bits of a cold run: it started as one, or from an exact state.
+    pub fn is_exact(&self) -> bool {
+        self.origin.lineage == Lineage::Exact
+    }
+
+    /// The tree's name for its first `len` tokens.
+    pub(super) fn prefix(&self, len: usize) -> Prefix<'_> {
+        let exact_tokens = self.origin.exact_tokens.min(len / BLOCK_LEN * BLOCK_LEN);
+        Prefix { salt: self.salt(), tokens: &self.tokens[..len], exact_tokens }
+    }
+
+    /// Of its computed tokens, those whose blocks have the bits of a cold run.
+    pub(super) fn exact_tokens(&self) -> &[u32] {
+        &self.tokens[..self.origin.exact_tokens.min(self.computed())]
+    }
+
+    pub(super) fn salt(&self) -> Option<&str> {
+        self.cache_salt.as_deref()
+    }
+
+    /// Its place in the order of service.
+    pub(super) fn rank(&self) -> (i32, SequenceId) {
+        (self.priority, self.id)
+    }
+
+    /// How much of its prompt was there already.
+    pub fn reuse(&self) -> ReuseFigures {
+        self.reuse
     }
 
     /// Full blocks of the prompt that are computed: nothing writes them again, and they have the

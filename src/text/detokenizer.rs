@@ -41,6 +41,11 @@ impl Detokenizer {
         self.take_certain()
     }
 
+    /// Whether the start of a character waits for its end.
+    pub fn holds_text(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Returns what is left at the end: U+FFFD for a character that never completed.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()

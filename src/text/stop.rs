@@ -54,6 +54,11 @@ impl StopMatcher {
         Released { text, stopped_by: self.stopped_by }
     }
 
+    /// Whether text is held back that could begin a stop string.
+    pub fn holds_text(&self) -> bool {
+        !self.held.is_empty()
+    }
+
     /// Returns the text still held: at the end nothing can complete it.
     pub fn finish(self) -> String {
         self.held

@@ -1,18 +1,23 @@
-//! The world of the simulation: arrivals, cancellations, an executor of hashes, and its oracle.
+//! The world of the simulation: arrivals, cancellations, and an executor of hashes.
+
+#[path = "oracle.rs"]
+mod oracle;
 
 use std::collections::HashMap;
 
 use deltapool::config::{Policy, Preempt};
 use deltapool::engine::lower::{Job, lower, lower_transfers};
-use deltapool::models::Batch;
+use deltapool::models::{Batch, LogitSource};
 use deltapool::scheduler::{
-    Cost, Direction, Form, Limits, Place, SampledToken, Scheduler, SequenceId, StepPlan, StepReport,
+    Cost, Direction, End, Form, Limits, Place, Placement, Prompt, Reuse, SampledToken, Scheduler,
+    SequenceId, StepPlan, StepReport,
 };
 use kernels::{BLOCK_LEN, NO_SLOT};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
 
+use oracle::{Kind, Oracle, Run, START, absorb, alone, draw, row};
+
 const POISON: u64 = 0xdead_dead_dead_dead;
-const VOCAB: u64 = 13;
 /// Steps without a token, a transfer or an end after which a seed counts as stuck.
 const STUCK: u32 = 200;
 
@@ -115,19 +120,37 @@ events!(
     cancelled_in_flight,
     lacking_together,
     shared_on_host,
-    shared_on_device
+    shared_on_device,
+    resumed,
+    not_exact,
+    full_hit,
+    followed,
+    snapshot,
+    left_out,
+    evicted,
+    evicted_on_host,
+    demoted,
+    promoted,
+    handed_over
 );
 
 /// One tier's memory, by byte offset.
 #[derive(Default)]
 struct Memory {
-    slots: HashMap<usize, u64>,
+    slots: HashMap<usize, Slot>,
     rows: HashMap<usize, Box<[u64; BLOCK_LEN]>>,
 }
 
+/// A slot: the state, and the last hidden row.
+#[derive(Clone, Copy)]
+struct Slot {
+    hash: u64,
+    hidden: u64,
+}
+
 impl Memory {
-    fn slot(&self, at: usize) -> u64 {
-        self.slots.get(&at).copied().unwrap_or(POISON)
+    fn slot(&self, at: usize) -> Slot {
+        self.slots.get(&at).copied().unwrap_or(Slot { hash: POISON, hidden: POISON })
     }
 
     fn row(&self, block: usize, i: usize) -> u64 {
@@ -154,8 +177,7 @@ struct Stream {
     choice: u64,
     want: usize,
     got: Vec<u32>,
-    /// The model has no recurrent layers.
-    without_slots: bool,
+    salt: Option<&'static str>,
 }
 
 pub struct World {
@@ -167,6 +189,10 @@ pub struct World {
     cancels: bool,
     scheduler: Scheduler,
     limits: Limits,
+    kind: Kind,
+    oracle: Oracle,
+    /// Prompts, and prompts with their answers, with the salt they had.
+    history: Vec<(Option<&'static str>, Vec<u32>)>,
     device: Memory,
     host: Memory,
     pending: Vec<Pending>,
@@ -191,12 +217,13 @@ impl World {
         let grid = if slot_bytes == 0 && random.one_in(2) { 1 } else { 64 };
         let (most_prompt, most_answer, to_come): (usize, usize, usize) = match long {
             true => (1_500, 500, 3 + random.below(4)),
-            false => (200, 60, 2 + random.below(9)),
+            false => (260, 60, 3 + random.below(10)),
         };
         let longest = (most_prompt + most_answer).div_ceil(BLOCK_LEN);
         let page_blocks = (slot_bytes.max(4096) / 4096).max(1);
-        // The device holds the longest sequence, and little more.
-        let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(5);
+        // The device holds the longest sequence, and little more, or much.
+        let room = if random.one_in(3) { 24 } else { 5 };
+        let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(room);
         // From a host that holds hardly one sequence to one that holds several.
         let host_pages = if random.one_in(2) { 2 } else { 2 + random.below(2 * device_pages) };
         let pool = |tier, pages: usize| {
@@ -225,8 +252,19 @@ impl World {
                 link_bytes_per_second: 1e6,
                 tokens_per_second: 1e3,
             },
+            reuse: (!random.one_in(8)).then(|| Reuse {
+                exact_only: random.one_in(5),
+                placement: Placement {
+                    every: random.one_in(4).then_some(64),
+                    ..Placement::default()
+                },
+                keep_turn_ends: true,
+                grid_tokens: grid,
+                max_ghost_tokens: if random.one_in(4) { 500 } else { 100_000 },
+            }),
             park_every: None,
         };
+        let kind = Kind { is_recurrent: slot_bytes > 0, has_border: grid == 64 };
         let device = pool(Tier::Device, device_pages);
         let host = match random.below(8) {
             0 => StatePool::new(Tier::Host, device.layout().without_memory()),
@@ -253,6 +291,9 @@ impl World {
             cancels,
             scheduler,
             limits,
+            kind,
+            oracle: Oracle::new(kind),
+            history: Vec::new(),
             device: Memory::default(),
             host: Memory::default(),
             pending: Vec::new(),
@@ -282,6 +323,8 @@ impl World {
                 return Err(self.story("no progress"));
             }
         }
+        self.count_reuse();
+        self.scheduler.clear_prefix_cache();
         let (device, host) = self.scheduler.pools();
         if device.free_pages != device.pages || host.free_pages != host.pages {
             return Err(self.story("units are lost"));
@@ -308,26 +351,81 @@ impl World {
         self.streams.values().map(|stream| stream.got.len()).sum()
     }
 
+    fn count_reuse(&mut self) {
+        let stats = self.scheduler.stats();
+        (self.events.full_hit, self.events.followed) = (stats.full_hits, stats.followed);
+        self.events.handed_over = stats.handed_over;
+        let Some(tree) = self.scheduler.tree_stats() else { return };
+        self.events.resumed = tree.resumed as u64;
+        self.events.snapshot = tree.inserted as u64;
+        self.events.left_out = tree.left_out as u64;
+        self.events.evicted = tree.device.evicted as u64;
+        self.events.evicted_on_host = tree.host.evicted as u64;
+        self.events.demoted = tree.demoted as u64;
+        self.events.promoted = tree.promoted as u64;
+    }
+
+    /// A prompt, and its salt: a new one, or one that begins like an earlier one or goes on from
+    /// it.
+    fn prompt(&mut self) -> (Option<&'static str>, Vec<u32>) {
+        let len = match self.random.below(4) {
+            0 => 1 + self.random.below(4),
+            1 => 64 * (1 + self.random.below(self.most_prompt / 64)),
+            _ => 1 + self.random.below(self.most_prompt),
+        };
+        let mut fresh: Vec<u32> = (0..len).map(|_| self.random.below(99) as u32).collect();
+        let salt = if self.random.one_in(6) { Some("salt") } else { None };
+        if self.history.is_empty() || self.random.one_in(3) {
+            return (salt, fresh);
+        }
+        let (salt, mut prompt) = self.history[self.random.below(self.history.len())].clone();
+        // At times under another salt, where nothing of it may be seen.
+        let salt = if self.random.one_in(12) { salt.xor(Some("salt")) } else { salt };
+        match self.random.below(5) {
+            0 => {}
+            1 => prompt.truncate(1 + self.random.below(prompt.len())),
+            2 => fresh.truncate(3),
+            _ => {
+                let part = 64 * self.random.below(prompt.len() / 64 + 1);
+                prompt.truncate(part.max(1));
+            }
+        }
+        prompt.extend(&fresh);
+        if self.random.one_in(4) {
+            prompt.truncate(prompt.len() - fresh.len());
+        }
+        prompt.truncate(self.most_prompt);
+        (salt, prompt)
+    }
+
     fn arrive(&mut self) {
         while self.to_come > 0 && self.random.one_in(3) {
             self.to_come -= 1;
-            let len = match self.random.below(4) {
-                0 => 1 + self.random.below(4),
-                1 => 64 * (1 + self.random.below(self.most_prompt / 64)),
-                _ => 1 + self.random.below(self.most_prompt),
+            let (salt, prompt) = self.prompt();
+            let marks: Vec<usize> = match self.random.below(4) {
+                0 => (0..3).map(|_| 1 + self.random.below(prompt.len())).collect(),
+                _ => Vec::new(),
             };
-            let prompt: Vec<u32> = (0..len).map(|_| self.random.below(99) as u32).collect();
             let want = 1 + self.random.below(self.most_answer);
             let choices = if self.random.one_in(3) { 2 + self.random.below(3) } else { 1 };
             let priority =
                 (self.limits.policy == Policy::Priority).then(|| self.random.below(3) as i32);
-            let Ok(ids) = self.scheduler.submit(&prompt, want, choices, priority) else {
-                continue;
+            let asked = Prompt {
+                choices,
+                priority,
+                cache_salt: salt,
+                checkpoint_at: &marks,
+                ..Prompt::new(&prompt, want)
             };
+            let Ok(ids) = self.scheduler.submit(&asked) else { continue };
+            self.history.push((salt, prompt.clone()));
+            // A burst of equal prompts.
+            if self.to_come > 0 && self.random.one_in(8) {
+                self.history.extend(std::iter::repeat_n((salt, prompt.clone()), 8));
+            }
             for (choice, id) in ids.into_iter().enumerate() {
                 let (prompt, choice) = (prompt.clone(), choice as u64);
-                let without_slots = self.limits.cost.slot_bytes == 0;
-                let stream = Stream { prompt, choice, want, got: Vec::new(), without_slots };
+                let stream = Stream { prompt, choice, want, got: Vec::new(), salt };
                 self.streams.insert(id, stream);
             }
         }
@@ -353,7 +451,8 @@ impl World {
             return;
         };
         self.streams.remove(&id);
-        self.scheduler.end(id);
+        self.oracle.ends(id);
+        self.scheduler.end(id, End::Cancelled);
     }
 
     /// Parks a stream at times, and often one whose prompt is on the host already.
@@ -378,7 +477,7 @@ impl World {
 
     fn count_shared_copies(&mut self, plan: &StepPlan) {
         for transfer in &plan.transfers {
-            let slot = transfer.slot;
+            let Some(slot) = transfer.slot else { continue };
             let moving = self.streams.keys().filter_map(|id| self.scheduler.sequence(*id));
             for sequence in moving {
                 let source = match sequence.place() {
@@ -400,7 +499,33 @@ impl World {
         }
     }
 
+    /// Tells the oracle what a plan computes.
+    fn foretell(&mut self, plan: &StepPlan) -> Result<(), String> {
+        let spans = plan.spans.iter().map(|span| (span.sequence, span.start, span.rows));
+        let hits = plan.hits.iter().map(|hit| {
+            let sequence = self.scheduler.sequence(hit.sequence).expect("it is planned");
+            (hit.sequence, sequence.prompt_len(), 0)
+        });
+        for (id, start, rows) in spans.chain(hits) {
+            let sequence = self.scheduler.sequence(id).expect("it is planned");
+            let (tokens, prompt_len) = (sequence.tokens(), sequence.prompt_len());
+            let salt = self.streams[&id].salt;
+            let run = Run { id, salt, tokens, prompt_len, start, rows };
+            if !self.oracle.computes(&run) {
+                return Err(self.story(&format!(
+                    "sequence {} goes on at {start} from what nobody has computed",
+                    id.0
+                )));
+            }
+        }
+        for (leader, draws) in plan.drawing() {
+            draws.iter().filter(|id| **id != leader).for_each(|id| self.oracle.forks(*id, leader));
+        }
+        Ok(())
+    }
+
     fn step(&mut self, mut plan: StepPlan) -> Result<(), String> {
+        self.foretell(&plan)?;
         self.count_shared_copies(&plan);
         self.plant(&mut plan);
         let device = self.scheduler.device().layout().clone();
@@ -409,20 +534,16 @@ impl World {
         let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
         let batch = lower(&plan, find, &device);
         let jobs = lower_transfers(&plan, &device, &host);
-        let draws: Vec<Vec<SequenceId>> = plan
-            .spans
-            .iter()
-            .filter(|span| !span.draws.is_empty())
-            .map(|span| plan.draws[span.draws.clone()].to_vec())
-            .collect();
+        let draws: Vec<Vec<SequenceId>> = plan.drawing().map(|(_, ids)| ids.to_vec()).collect();
         let mut report = StepReport::default();
         self.start(jobs);
         let hashes = self.forward(&batch);
+        assert_eq!(hashes.len(), draws.len());
         for (hash, ids) in hashes.into_iter().zip(draws) {
             for id in ids {
                 // A stream that was cancelled in this very step is still drawn for.
                 let choice = self.streams.get(&id).map_or(0, |stream| stream.choice);
-                let drawn = Ok((mix(hash, choice) % VOCAB) as u32);
+                let drawn = Ok(draw(hash, choice));
                 report.sampled.push(SampledToken { sequence: id, drawn, logprobs: None });
             }
         }
@@ -432,12 +553,23 @@ impl World {
         self.scheduler.host().check();
         for drawn in report.sampled {
             let Some(stream) = self.streams.get_mut(&drawn.sequence) else { continue };
-            stream.got.push(drawn.drawn.expect("hashes can be drawn from"));
+            let token = drawn.drawn.expect("hashes can be drawn from");
+            stream.got.push(token);
+            if !self.oracle.draws(drawn.sequence, stream.choice, token) {
+                let (id, at) = (drawn.sequence.0, stream.got.len() - 1);
+                return Err(self.story(&format!("sequence {id} draws another token at {at}")));
+            }
             if stream.got.len() == stream.want {
                 let stream = self.streams.remove(&drawn.sequence).expect("it is there");
-                self.scheduler.end(drawn.sequence);
-                let expected = alone(&stream);
-                if stream.got != expected {
+                let sequence = self.scheduler.sequence(drawn.sequence).expect("it has not ended");
+                let is_exact = sequence.is_exact();
+                self.events.not_exact += u64::from(!is_exact);
+                self.history.push((stream.salt, [&stream.prompt[..], &stream.got].concat()));
+                self.oracle.ends(drawn.sequence);
+                self.scheduler.end(drawn.sequence, End::Finished);
+                let exact_only = self.limits.reuse.as_ref().is_some_and(|reuse| reuse.exact_only);
+                let expected = alone(self.kind, &stream.prompt, stream.choice, stream.want);
+                if (is_exact || exact_only) && stream.got != expected {
                     let at = stream.got.iter().zip(&expected).take_while(|(a, b)| a == b).count();
                     let (id, len) = (drawn.sequence.0, stream.prompt.len());
                     return Err(self.story(&format!(
@@ -546,14 +678,14 @@ impl World {
         let reads: Vec<u64> = batch
             .spans
             .iter()
-            .map(|span| if span.read == NO_SLOT { START } else { self.device.slot(span.read) })
+            .map(|span| if span.read == NO_SLOT { START } else { self.device.slot(span.read).hash })
             .collect();
-        let without_slots = self.limits.cost.slot_bytes == 0;
-        let mut out = Vec::new();
+        let kind = self.kind;
+        let mut last_rows = HashMap::new();
         for (span, read) in batch.spans.iter().zip(reads) {
             let table = &batch.tables[span.table.clone()];
             let chunk = span.form == kernels::Form::Chunk;
-            let mut hash = if without_slots { START } else { read };
+            let mut hash = if kind.is_recurrent { read } else { START };
             let mut chunk_start = span.start;
             for r in 0..span.rows {
                 let position = span.start + r;
@@ -561,28 +693,35 @@ impl World {
                     chunk_start = position;
                 }
                 let token = batch.tokens[span.first_row + r];
-                if !without_slots {
-                    let start = if chunk { chunk_start as u64 % 64 } else { 99 };
-                    hash = mix(mix(hash, u64::from(token)), start);
-                }
-                let row = row(token, chunk, chunk && r < span.absorbed_from);
+                hash = absorb(kind, hash, token, chunk.then_some(chunk_start as u64 % 64));
+                let row = row(kind, token, chunk, chunk && r < span.absorbed_from);
                 let block = table[position / BLOCK_LEN];
                 let rows = self.device.rows.entry(block);
                 rows.or_insert_with(|| Box::new([POISON; BLOCK_LEN]))[position % BLOCK_LEN] = row;
+                for snapshot in &batch.snapshots[span.snapshots.clone()] {
+                    if snapshot.after_rows == r + 1 {
+                        let hidden = self.hidden(hash, table, position + 1);
+                        self.device.slots.insert(snapshot.slot, Slot { hash, hidden });
+                    }
+                }
             }
-            if !without_slots {
-                self.device.slots.insert(span.write, hash);
+            let hidden = self.hidden(hash, table, span.end());
+            if kind.is_recurrent {
+                self.device.slots.insert(span.write, Slot { hash, hidden });
             }
-            let wanted = batch.logits.iter().any(|source| {
-                *source == deltapool::models::LogitSource::Row(span.first_row + span.rows - 1)
-            });
-            if wanted {
-                let seen =
-                    (0..span.end()).map(|i| self.device.row(table[i / BLOCK_LEN], i % BLOCK_LEN));
-                out.push(mix(hash, seen.fold(START, mix)));
-            }
+            last_rows.insert(span.first_row + span.rows - 1, hidden);
         }
-        out
+        let hidden = |source: &LogitSource| match source {
+            LogitSource::Row(row) => last_rows[row],
+            LogitSource::Slot(slot) => self.device.slot(*slot).hidden,
+        };
+        batch.logits.iter().map(hidden).collect()
+    }
+
+    /// The hidden row of the last of `tokens` tokens.
+    fn hidden(&self, hash: u64, table: &[usize], tokens: usize) -> u64 {
+        let seen = (0..tokens).map(|i| self.device.row(table[i / BLOCK_LEN], i % BLOCK_LEN));
+        mix(hash, seen.fold(START, mix))
     }
 
     /// Counts pages that held slots and now hold blocks, or the other way round.
@@ -616,34 +755,4 @@ impl World {
             memory.rows.retain(|at, _| blocks.contains(at));
         }
     }
-}
-
-const START: u64 = 7;
-
-fn row(token: u32, chunk: bool, below_border: bool) -> u64 {
-    mix(u64::from(token), 2 + u64::from(chunk) * 2 + u64::from(below_border))
-}
-
-/// The oracle: the tokens of a stream that has the machine for itself.
-fn alone(stream: &Stream) -> Vec<u32> {
-    let without_slots = stream.without_slots;
-    let border = stream.prompt.len() / 64 * 64;
-    let (mut hash, mut seen) = (START, START);
-    let mut absorb = |token: u32, chunk: bool, below: bool| {
-        if !without_slots {
-            hash = mix(mix(hash, u64::from(token)), if chunk { 0 } else { 99 });
-        }
-        seen = mix(seen, row(token, chunk, below));
-        (mix(mix(hash, seen), stream.choice) % VOCAB) as u32
-    };
-    let mut next = 0;
-    for (i, token) in stream.prompt.iter().enumerate() {
-        next = absorb(*token, true, i < border);
-    }
-    let mut out = vec![next];
-    while out.len() < stream.want {
-        next = absorb(next, false, false);
-        out.push(next);
-    }
-    out
 }

@@ -36,6 +36,7 @@ impl PrefixTree {
         &mut self,
         device: &mut StatePool,
         host: &mut StatePool,
+        _clean: usize,
     ) -> Result<Option<Demotion>, PoolError> {
         assert_eq!((device.tier(), host.tier()), (Tier::Device, Tier::Host));
         let is_lacking = |id| !self.has_state(Tier::Host, id);

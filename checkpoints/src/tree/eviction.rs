@@ -43,6 +43,13 @@ impl PrefixTree {
         true
     }
 
+    pub fn room_for(&mut self, pool: &mut StatePool, watermark_pages: usize, _saved: usize, _blocks: usize) -> bool {
+        while !pool.fits_above(watermark_pages, 0, 1) {
+            if !self.evict_one(pool) { return false; }
+        }
+        true
+    }
+
     /// The checkpoint of the pool's tier that goes first, of those that may go and are asked for.
     pub(super) fn least_worthy(
         &self,
@@ -97,7 +104,7 @@ impl PrefixTree {
         self.nodes[id].children().filter(holds).take(2).count()
     }
 
-    fn evict(&mut self, pool: &mut StatePool, id: NodeId) {
+    pub(super) fn evict(&mut self, pool: &mut StatePool, id: NodeId) {
         if !self.is_elsewhere(pool.tier(), id) {
             let (salt, tokens) = self.nodes.prefix_of(id);
             let lineage = self.nodes[id].lineage;
@@ -127,7 +134,7 @@ impl PrefixTree {
     }
 
     /// Gives back the blocks in the pool's tier that no checkpoint there needs, from a node up.
-    fn prune(&mut self, pool: &mut StatePool, id: NodeId) {
+    pub(super) fn prune(&mut self, pool: &mut StatePool, id: NodeId) {
         let path: Vec<NodeId> = self.nodes.path_up(id).collect();
         for id in path {
             let has_slot = self.nodes[id].value.held(pool.tier()).slot.is_some();

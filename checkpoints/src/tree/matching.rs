@@ -7,6 +7,18 @@ use state_pool::{
 use super::PrefixTree;
 use super::radix::{Lineage, NodeId};
 
+impl MissReason {
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MissReason::NeverTaken => "never_taken",
+            MissReason::NoSlot => "no_slot",
+            MissReason::Evicted => "evicted",
+            MissReason::NotExact => "not_exact",
+        }
+    }
+}
+
 /// What a match may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatchOptions {
@@ -156,13 +168,12 @@ impl PrefixTree {
         Ok(SequenceState::from_parts(BlockTable::from(blocks), slot, usable.position))
     }
 
-    /// Marks the use of a state: a sequence has resumed from it.
-    ///
-    /// # Panics
-    ///
-    /// If the state was evicted since the match.
+    /// Marks the use of a state: a sequence has resumed from it. It may have been handed over to
+    /// that sequence.
     pub fn note_resumed(&mut self, usable: &Usable) {
-        self.mark_resumed(usable.node);
+        if self.nodes.get(usable.node).is_some() {
+            self.mark_resumed(usable.node);
+        }
         match usable.tier {
             Tier::Device => self.counts.resumed += 1,
             Tier::Host | Tier::Disk => self.counts.promoted += 1,

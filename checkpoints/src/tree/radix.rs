@@ -373,7 +373,7 @@ pub(super) fn floor_to_block(position: usize) -> usize {
 
 /// The length of the longest common prefix. What is equal is compared at memory speed, in runs
 /// long enough for it.
-fn common_tokens(left: &[u32], right: &[u32]) -> usize {
+pub fn common_tokens(left: &[u32], right: &[u32]) -> usize {
     const RUNS: [usize; 2] = [16 * BLOCK_LEN, BLOCK_LEN];
     let mut common = 0;
     for run in RUNS {

@@ -177,7 +177,7 @@ impl House {
 
     /// Begins a demotion if the host has room and the tree a checkpoint for it.
     pub fn demote(&mut self) -> Option<Demotion> {
-        self.tree.demote(&mut self.device, &mut self.host).ok()?
+        self.tree.demote(&mut self.device, &mut self.host, usize::MAX).ok()?
     }
 
     /// Ends a demotion, with the copies made or not.

@@ -142,9 +142,14 @@ impl Content {
 /// answer that starts, and the time between two tokens is the mean of all answers'.
 #[derive(Serialize)]
 struct Cost {
-    /// Prompt tokens that were not computed because an earlier state had them: there are none
-    /// without prefix reuse.
+    /// The longest run of the prompt's first tokens that was known.
+    matched_tokens: usize,
+    /// Prompt tokens that were not computed, since a state behind them was kept.
     cached_tokens: usize,
+    /// Known tokens that were computed all the same.
+    replayed_tokens: usize,
+    /// Why there was no deeper state, if one could have helped.
+    miss_reason: Option<&'static str>,
     preemptions: u64,
     swapped_bytes: u64,
     recomputed_tokens: u64,
@@ -165,8 +170,13 @@ impl Cost {
         let decode: Duration = figures.iter().map(|f| f.decode).sum();
         let gaps: usize = figures.iter().map(|f| f.generated_tokens.saturating_sub(1)).sum();
         let gaps = u32::try_from(gaps).expect("answers are shorter than 2^32 tokens");
+        // All answers have the prompt in common; the first one's figures are the request's.
+        let prompt = figures.first().copied().unwrap_or_default();
         Cost {
-            cached_tokens: 0,
+            matched_tokens: prompt.matched_tokens,
+            cached_tokens: prompt.cached_tokens,
+            replayed_tokens: prompt.replayed_tokens,
+            miss_reason: prompt.miss_reason,
             preemptions: sum(|f| f.preemptions),
             swapped_bytes: sum(|f| f.swapped_bytes),
             recomputed_tokens: sum(|f| f.recomputed_tokens),

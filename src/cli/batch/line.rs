@@ -99,6 +99,8 @@ impl LineReader {
             ignore_eos: fields.take("ignore_eos")?.unwrap_or_default(),
             n: fields.take("n")?.unwrap_or(1),
             priority: fields.take("priority")?,
+            cache_salt: fields.take("cache_salt")?,
+            checkpoint_at: fields.take("checkpoint_at")?.unwrap_or_default(),
             ..Request::new(Vec::new(), 0)
         };
         fields.end()?;

@@ -1,0 +1,317 @@
+//! Prefix reuse: what a sequence need not compute, who waits for whom, and what the tree is given.
+//!
+//! ```text
+//! submit            a ghost in the tree; who runs and shares the prompt is to leave a snapshot
+//! admission         the deepest state, held; or wait for one that a running sequence will leave
+//! plan, last        slots for snapshots that spans pass over, from what nobody needs
+//! commit            snapshots enter the tree
+//! end               the state itself enters the tree
+//! ```
+
+use std::cmp::Reverse;
+
+use checkpoints::{Demotion, Lineage, Match, PrefixTree, common_tokens};
+use state_pool::{SequenceState, SlotId, StatePool, Tier};
+
+use super::limits::Reuse;
+use super::plan::{Direction, Form, Kept, Transfer, TransferId};
+use super::sequence::{End, Sequence, SequenceId};
+use super::{Planning, Rank, Scheduler, blocks_for};
+
+/// Copies of checkpoints on their way to the host at once.
+const MOST_DEMOTIONS: usize = 4;
+
+/// Sequences that wait for a snapshot of one that runs.
+#[derive(Debug)]
+pub(super) struct Follower {
+    rank: Rank,
+    leader: SequenceId,
+    /// The snapshot's position.
+    position: usize,
+}
+
+impl Scheduler {
+    /// The rules of reuse, if there is any.
+    fn reuse(&self) -> Option<(&PrefixTree, &Reuse)> {
+        Some((self.tree.as_ref()?, self.limits.reuse.as_ref()?))
+    }
+
+    /// Tells the tree of a prompt that waits, and whoever runs and has its beginning to leave a
+    /// snapshot where the two part.
+    pub(super) fn announce(&mut self, id: SequenceId) {
+        let Some(tree) = &mut self.tree else { return };
+        let newcomer = self.sequences.get_mut(&id).expect("it was just submitted");
+        newcomer.is_noted = tree.add_waiting(newcomer.cache_salt.as_deref(), &newcomer.tokens);
+        let newcomer = &self.sequences[&id];
+        let grid = self.limits.reuse.as_ref().expect("a tree has rules").grid_tokens;
+        let parting = |other: &SequenceId| {
+            let other = &self.sequences[other];
+            let end = other.prompt_len;
+            let runs = other.computed() < end && other.salt() == newcomer.salt();
+            let common = if runs { common_tokens(&other.tokens[..end], &newcomer.tokens) } else { 0 };
+            let position = common - common % grid;
+            (position > other.computed()).then_some((other.id, position))
+        };
+        let partings: Vec<_> = self.running.iter().filter_map(parting).collect();
+        for (id, position) in partings {
+            let wanted = &mut self.sequence_mut(id).wanted;
+            if let Err(at) = wanted.binary_search(&position) {
+                wanted.insert(at, position);
+            }
+        }
+    }
+
+    /// Takes a prompt out of the ghosts: it waits no more.
+    pub(super) fn forget_ghost(&mut self, id: SequenceId) {
+        let sequence = self.sequences.get_mut(&id).expect("it is known");
+        if std::mem::take(&mut sequence.is_noted) {
+            let tree = self.tree.as_mut().expect("who is noted is noted in the tree");
+            let prompt = &sequence.tokens[..sequence.prompt_len];
+            tree.remove_waiting(sequence.cache_salt.as_deref(), prompt);
+        }
+    }
+
+    /// What the tree knows of a waiting sequence's tokens.
+    pub(super) fn look_up(&self, id: SequenceId) -> Match {
+        let Some((tree, reuse)) = self.reuse() else { return Match::default() };
+        let sequence = &self.sequences[&id];
+        let options = sequence.match_options(reuse.exact_only);
+        tree.match_prefix(sequence.salt(), &sequence.tokens, options)
+    }
+
+    /// A waiting sequence leaves the queue while one that runs and ranks no later is about to leave
+    /// a snapshot that it can use, deeper than what there is (DESIGN.md rule 11).
+    pub(super) fn follow(&mut self, rank: Rank, found: &Match) -> bool {
+        let Some((_, reuse)) = self.reuse() else { return false };
+        let follower = &self.sequences[&rank.1];
+        let options = follower.match_options(reuse.exact_only);
+        let there = found.usable.map_or(0, |usable| usable.position);
+        let leads = |id: &SequenceId| {
+            let leader = &self.sequences[id];
+            let advances = leader.rank() <= rank && self.advances(leader);
+            let is_exact = leader.origin.lineage == Lineage::Exact;
+            if !advances || options.exact_only && !is_exact || leader.salt() != follower.salt() {
+                return None;
+            }
+            leader.wanted.last().filter(|last| **last > there)?;
+            let prompt = &leader.tokens[..leader.prompt_len];
+            let common = common_tokens(prompt, &follower.tokens).min(options.limit_tokens);
+            let position = leader.wanted.iter().rev().find(|position| **position <= common)?;
+            (*position > there).then_some((*position, Reverse(leader.id)))
+        };
+        let Some((position, leader)) = self.running.iter().filter_map(leads).max() else {
+            return false;
+        };
+        self.waiting.remove(&rank);
+        self.stats.followed += 1;
+        self.followers.push(Follower { rank, leader: leader.0, position });
+        true
+    }
+
+    /// Whether this step or the last computes something of a sequence.
+    fn advances(&self, sequence: &Sequence) -> bool {
+        sequence.planned_in + 1 >= self.stats.steps
+    }
+
+    /// Followers whose snapshot is there, or will not be soon, are back in the queue.
+    pub(super) fn release_followers(&mut self) {
+        let mut followers = std::mem::take(&mut self.followers);
+        followers.retain(|follower| {
+            let leader = self.sequences.get(&follower.leader);
+            let leads = leader.is_some_and(|leader| {
+                leader.state().is_some()
+                    && self.advances(leader)
+                    && leader.wanted.binary_search(&follower.position).is_ok()
+            });
+            if !leads {
+                self.waiting.insert(follower.rank);
+            }
+            leads
+        });
+        self.followers = followers;
+    }
+
+    /// A follower that ends.
+    pub(super) fn forget_follower(&mut self, id: SequenceId) {
+        self.followers.retain(|follower| follower.rank.1 != id);
+    }
+
+    /// Where a sequence that is admitted is to leave snapshots.
+    pub(super) fn set_wanted(&mut self, id: SequenceId, found: &Match) {
+        let Some((tree, reuse)) = self.reuse() else { return };
+        let sequence = &self.sequences[&id];
+        let prompt = &sequence.tokens[..sequence.prompt_len];
+        let wanted =
+            tree.wanted(sequence.salt(), prompt, found, &sequence.marks, &reuse.placement);
+        self.sequence_mut(id).wanted = wanted;
+    }
+
+    /// Gives snapshots that this plan's spans pass over their slots, from what is free or held by
+    /// a checkpoint of less worth. One that gets none is left out.
+    pub(super) fn plan_snapshots(&mut self, step: &mut Planning) {
+        let Some(tree) = &mut self.tree else { return };
+        for span in step.plan.spans.iter_mut().filter(|span| span.form == Form::Chunk) {
+            let sequence = self.sequences.get_mut(&span.sequence).expect("it is planned");
+            let passed = sequence.wanted.partition_point(|at| *at <= span.start + span.rows);
+            let wanted: Vec<usize> = sequence.wanted.drain(..passed).collect();
+            for position in wanted {
+                let saved = position - sequence.last_kept;
+                let watermark = self.limits.watermark_pages;
+                let slot = match self.limits.is_recurrent() {
+                    false => None,
+                    true if tree.room_for(&mut self.device, watermark, saved, blocks_for(saved)) => {
+                        Some(self.device.alloc_slot().expect("room was made"))
+                    }
+                    true => {
+                        tree.note_left_out(sequence.prefix(position));
+                        continue;
+                    }
+                };
+                if let Some(slot) = &slot {
+                    span.snapshots.push((position - span.start, slot.id()));
+                }
+                sequence.last_kept = position;
+                step.plan.kept.push(Kept { sequence: span.sequence, position, slot });
+            }
+        }
+    }
+
+    /// Gives the tree what the spans of a plan have left: part of commit.
+    pub(super) fn keep_snapshots(&mut self, kept: &mut Vec<Kept>) {
+        for Kept { sequence, position, slot } in kept.drain(..) {
+            let sequence = self.sequences.get(&sequence);
+            let state = sequence.and_then(|sequence| Some((sequence, sequence.state()?)));
+            let Some((sequence, state)) = state else {
+                // It ended in this very step, and its blocks are gone.
+                slot.map(|slot| self.device.release(slot));
+                continue;
+            };
+            let tree = self.tree.as_mut().expect("only a tree has snapshots");
+            let blocks = state.table().as_slice();
+            tree.insert(&mut self.device, sequence.prefix(position), blocks, slot);
+        }
+    }
+
+    /// Gives the tree the state of a sequence that ends, or the pool its units.
+    pub(super) fn keep_end(&mut self, sequence: &Sequence, state: SequenceState, end: End) {
+        let keeps = self.limits.reuse.as_ref().is_some_and(|reuse| reuse.keep_turn_ends);
+        let Some(tree) = self.tree.as_mut() else { return state.release(&mut self.device) };
+        match end {
+            End::Finished | End::Cancelled if keeps && !state.is_empty() => {
+                keep_state(tree, &mut self.device, sequence, state, self.limits.is_recurrent());
+                return;
+            }
+            End::Finished | End::Cancelled => {}
+            End::Cut => self.stats.turn_ends_left_out += 1,
+            End::Failed => {
+                let from = sequence.origin.position;
+                let pools = (&mut self.device, &mut self.host);
+                tree.discard(pools, sequence.salt(), &sequence.tokens, from);
+            }
+        }
+        state.release(&mut self.device);
+    }
+
+    /// The tree gives up the state behind a slot that somebody shares with it.
+    pub(super) fn hand_over(&mut self, slot: SlotId) -> bool {
+        let Some(tree) = &mut self.tree else { return false };
+        let is_given = tree.hand_over(&mut self.device, slot);
+        self.stats.handed_over += u64::from(is_given);
+        is_given
+    }
+
+    /// Copies checkpoints to the host ahead of need, while little of the device is free.
+    pub(super) fn demote_ahead(&mut self, step: &mut Planning) {
+        let wanted = 2 * self.limits.watermark_pages.max(1);
+        let free = self.device.free_pages();
+        let Some(tree) = self.tree.as_mut().filter(|_| free < wanted) else { return };
+        let clean = (wanted - free) * self.device.layout().page_bytes;
+        while self.demotions.len() < MOST_DEMOTIONS {
+            let Ok(Some(demotion)) = tree.demote(&mut self.device, &mut self.host, clean) else {
+                return;
+            };
+            self.next_transfer += 1;
+            let id = TransferId(self.next_transfer);
+            step.plan.transfers.push(demotion_transfer(id, &demotion));
+            self.demotions.push((id, demotion));
+        }
+    }
+
+    /// A demotion's copies have arrived, or failed. False if this is another transfer.
+    pub(super) fn end_demotion(&mut self, id: TransferId, has_arrived: bool) -> bool {
+        let Some(at) = self.demotions.iter().position(|(other, _)| *other == id) else {
+            return false;
+        };
+        let (_, demotion) = self.demotions.swap_remove(at);
+        let (blocks, slots) = (demotion.source_blocks.len(), demotion.source_slot.iter().count());
+        let cost = &self.limits.cost;
+        if has_arrived {
+            self.stats.demoted_bytes += (blocks * cost.block_bytes + slots * cost.slot_bytes) as u64;
+        }
+        let tree = self.tree.as_mut().expect("demotions are the tree's");
+        tree.end_demotion(demotion, has_arrived, &mut self.device, &mut self.host);
+        true
+    }
+
+    /// Makes room on a tier for so many units above a watermark: less worthy than any sequence are
+    /// checkpoints.
+    pub(super) fn make_space(
+        &mut self,
+        tier: Tier,
+        watermark: usize,
+        blocks: usize,
+        slots: usize,
+    ) -> bool {
+        let pool = match tier {
+            Tier::Device => &mut self.device,
+            _ => &mut self.host,
+        };
+        match &mut self.tree {
+            Some(tree) => tree.free(pool, watermark, blocks, slots),
+            None => pool.fits_above(watermark, blocks, slots),
+        }
+    }
+
+    /// Gives all that is kept for reuse back. What is being copied stays until it has arrived.
+    pub fn clear_prefix_cache(&mut self) {
+        if let Some(tree) = &mut self.tree {
+            tree.clear(&mut self.device);
+            tree.clear(&mut self.host);
+        }
+    }
+}
+
+/// Donates all units of a state that nobody writes any more.
+fn keep_state(
+    tree: &mut PrefixTree,
+    pool: &mut StatePool,
+    sequence: &Sequence,
+    state: SequenceState,
+    is_recurrent: bool,
+) {
+    let (table, slot, len) = state.into_parts();
+    let slot = match is_recurrent {
+        true => Some(slot),
+        false => {
+            pool.release(slot);
+            None
+        }
+    };
+    tree.insert(pool, sequence.prefix(len), table.as_slice(), slot);
+    table.release(pool);
+}
+
+fn demotion_transfer(
+    id: TransferId,
+    demotion: &Demotion,
+) -> Transfer {
+    let sources = demotion.source_blocks.iter().map(|block| block.id());
+    let targets = demotion.target_blocks.iter().map(|block| block.id());
+    let slots = demotion.source_slot.as_ref().zip(demotion.target_slot.as_ref());
+    Transfer {
+        id,
+        direction: Direction::Out,
+        blocks: sources.zip(targets).collect(),
+        slot: slots.map(|(source, target)| (source.id(), target.id())),
+    }
+}
