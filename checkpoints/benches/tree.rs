@@ -123,7 +123,7 @@ fn measure(criterion: &mut Criterion, tokens: usize) {
         [&prompt(number % PROMPTS, tokens)[..tokens / 4], &prompt(number, tokens)[tokens / 4..]]
             .concat()
     };
-    let evict = |cache: &mut Cache| assert!(cache.tree.evict_one(&mut cache.pool));
+    let evict = |cache: &mut Cache| assert!(cache.tree.evict_one(&mut cache.pool, None));
     group.bench_function("insert", |bencher| {
         bencher.iter_custom(|calls| timed(calls, &mut cache, &mut fresh, Cache::insert, evict));
     });

@@ -12,7 +12,9 @@ mod demotion;
 mod eviction;
 mod ghosts;
 mod matching;
+mod order;
 mod radix;
+mod ranking;
 mod removal;
 
 use std::collections::BTreeSet;
@@ -24,7 +26,11 @@ pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::{Lineage, common_tokens};
 
 use ghosts::Ghosts;
+use order::{Order, Place};
 use radix::{NodeId, Radix, Value};
+
+/// A turn's end is resumed from once, and once more if its answer is asked for again.
+const MAX_TURN_RESUMES: u32 = 2;
 
 /// What a tree is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +108,8 @@ pub struct PrefixTree {
     options: TreeOptions,
     nodes: Radix<Units>,
     ghosts: Ghosts,
+    device_order: Order,
+    host_order: Order,
     /// Counts uses, so that one is later than another.
     clock: u64,
     /// What has happened; what is held now is filled in when asked.
@@ -116,6 +124,10 @@ struct Units {
     last_used: u64,
     /// Sequences that resumed from here.
     resumes: u32,
+    /// Turns of its chat before it, as far as is known.
+    turns: u32,
+    /// Its copy to the host is on its way.
+    is_leaving: bool,
     /// Its only continuation so far is that of the one that resumed from it.
     is_spent: bool,
 }
@@ -125,6 +137,8 @@ struct Units {
 struct Held {
     blocks: Vec<BlockHandle>,
     slot: Option<SlotHandle>,
+    /// Where it stands among those that may be evicted.
+    place: Option<Place>,
 }
 
 impl Units {
@@ -175,6 +189,8 @@ impl PrefixTree {
             options,
             nodes: Radix::new(),
             ghosts: Ghosts::new(options.max_ghost_tokens),
+            device_order: Order::default(),
+            host_order: Order::default(),
             clock: 0,
             counts: TreeStats::default(),
         }
@@ -214,10 +230,25 @@ impl PrefixTree {
         self.counts.inserted += usize::from(!is_known);
         self.counts.duplicates += usize::from(is_known);
         if !is_known {
+            let turns = self.turns_above(end);
             let value = &mut self.nodes[end].value;
-            (value.resumes, value.is_spent) = (0, false);
+            (value.resumes, value.is_spent, value.turns) = (0, false, turns);
         }
         self.use_node(end);
+        self.place(pool, end);
+        if !is_known {
+            self.place_around(pool, end);
+        }
+    }
+
+    /// Turns of a chat before a node: states above it that few have resumed from. One that many
+    /// have is no turn but a prefix they share.
+    fn turns_above(&self, id: NodeId) -> u32 {
+        let turns = |id: NodeId| {
+            let Units { turns, resumes, .. } = self.nodes[id].value;
+            turns + u32::from((1..=MAX_TURN_RESUMES).contains(&resumes))
+        };
+        self.nodes.path_up(id).skip(1).map(turns).max().unwrap_or(0)
     }
 
     /// Fills the nodes from `end` up that hold no blocks in the pool's tier with what `block`
@@ -235,17 +266,17 @@ impl PrefixTree {
             let node = &mut self.nodes[*id];
             let blocks = node.start / BLOCK_LEN..node.end().div_ceil(BLOCK_LEN);
             node.value.held_mut(tier).blocks = blocks.map(|at| block(pool, at)).collect();
-            self.unspend_parent(*id);
+        }
+        // Without recurrent layers what they were added to is no last one any more.
+        let above = path.last().and_then(|id| self.nodes[*id].parent);
+        if let Some(above) = above.filter(|id| self.nodes[*id].parent.is_some()) {
+            self.place(pool, above);
         }
         !path.is_empty()
     }
 
-    /// A second path below a node shows that others than the one that resumed go on from it.
-    fn unspend_parent(&mut self, id: NodeId) {
-        let parent = self.nodes[id].parent.expect("a node of a path has a parent");
-        if self.nodes[parent].children().nth(1).is_some() {
-            self.nodes[parent].value.is_spent = false;
-        }
+    pub(crate) fn is_recurrent(&self) -> bool {
+        self.options.is_recurrent
     }
 
     /// True if a tier has what a sequence needs to resume behind a node's last token.
@@ -275,6 +306,7 @@ impl PrefixTree {
         let used: Vec<NodeId> = self.nodes.path_up(id).take(levels).collect();
         for id in used {
             self.nodes[id].value.last_used = self.clock;
+            self.replace(id);
         }
     }
 
@@ -339,6 +371,7 @@ impl PrefixTree {
 
     /// Gives back what a node holds in the pool's tier. A node that then holds nothing goes.
     fn release_node(&mut self, pool: &mut StatePool, id: NodeId) {
+        self.set_place(pool.tier(), id, None);
         let held = std::mem::take(self.nodes[id].value.held_mut(pool.tier()));
         release_all(pool, held.blocks);
         release_all(pool, held.slot);
@@ -347,14 +380,9 @@ impl PrefixTree {
         }
     }
 
-    pub(crate) fn grid_tokens(&self) -> usize {
-        self.options.grid_tokens
-    }
-
-    /// Slots held in a tier.
+    /// States held in a tier.
     pub fn slots(&self, tier: Tier) -> usize {
-        let nodes = self.nodes.ids().map(|id| &self.nodes[id]);
-        nodes.filter(|node| node.value.held(tier).slot.is_some()).count()
+        if self.options.is_recurrent { self.order(tier).len() } else { 0 }
     }
 
     /// The counts of this moment. What is held is counted by a scan of the nodes.

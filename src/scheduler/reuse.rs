@@ -267,7 +267,7 @@ impl Scheduler {
             _ => &mut self.host,
         };
         match &mut self.tree {
-            Some(tree) => tree.free(pool, watermark, blocks, slots),
+            Some(tree) => tree.free(pool, watermark, blocks, slots, None),
             None => pool.fits_above(watermark, blocks, slots),
         }
     }

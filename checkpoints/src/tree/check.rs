@@ -16,6 +16,8 @@ impl PrefixTree {
     pub fn check(&self) {
         self.nodes.check();
         self.ghosts.check();
+        self.check_order(Tier::Device);
+        self.check_order(Tier::Host);
         for node in self.nodes.ids().map(|id| &self.nodes[id]) {
             let is_tail = !node.end().is_multiple_of(BLOCK_LEN);
             assert!(!is_tail || node.lineage == Lineage::NonExact, "an exact tail");
@@ -24,6 +26,22 @@ impl PrefixTree {
                 self.check_held(node, tier);
             }
         }
+    }
+
+    /// Every state has its place among those that may go, and nothing else has.
+    fn check_order(&self, tier: Tier) {
+        let mut placed = 0;
+        for id in self.nodes.ids() {
+            let value = &self.nodes[id].value;
+            let is_last = self.options.is_recurrent || self.children_in(tier, id) == 0;
+            let place = value.held(tier).place;
+            assert_eq!(place.is_some(), is_last && self.has_state(tier, id));
+            let Some(place) = place else { continue };
+            assert_eq!(place.last_used, value.last_used, "a use without a move");
+            assert!(!value.is_spent || place.class == 0, "what is spent goes first");
+            placed += 1;
+        }
+        assert_eq!(placed, self.order(tier).len());
     }
 
     fn check_held(&self, node: &Node<Units>, tier: Tier) {

@@ -4,7 +4,9 @@
 use state_pool::{Allocation, BLOCK_LEN, BlockHandle, PoolError, SlotHandle, StatePool, Tier};
 
 use super::radix::NodeId;
+use super::ranking::{Ranked, sizes};
 use super::{PrefixTree, release_all};
+use crate::policy::{Candidate, value, worth};
 
 /// Units to be copied from the device to the host, source by source to its target. They are held
 /// while the copy is on its way (rule 8); [`PrefixTree::end_demotion`] takes them back.
@@ -25,22 +27,25 @@ pub struct Demotion {
 }
 
 impl PrefixTree {
-    /// Begins to copy the least worthy checkpoint that the host lacks. None if there is none that
-    /// may go; see [`evict_one`](PrefixTree::evict_one). Until the demotion is ended, its
-    /// shares keep the checkpoint from being evicted.
+    /// Begins to copy the least worthy checkpoint that the host lacks, of those that are not spent
+    /// and that nobody else holds. None if there is none, or if what goes before it and is no loss
+    /// frees `clean_bytes` bytes of the device already: what is spent, has its copy on the host or
+    /// gets it. Until the demotion is ended, its shares keep the checkpoint from being evicted.
+    ///
+    /// On a full host it takes the room of checkpoints that are worth less there.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoRoom`] if the host has no room for it; then nothing is touched.
+    /// [`PoolError::NoRoom`] if the host has no room for it even so; those evicted are gone.
     pub fn demote(
         &mut self,
         device: &mut StatePool,
         host: &mut StatePool,
-        _clean: usize,
+        clean_bytes: usize,
     ) -> Result<Option<Demotion>, PoolError> {
         assert_eq!((device.tier(), host.tier()), (Tier::Device, Tier::Host));
-        let is_lacking = |id| !self.has_state(Tier::Host, id);
-        let Some(node) = self.least_worthy(device, is_lacking) else { return Ok(None) };
+        let Some(node) = self.next_to_copy(device, clean_bytes) else { return Ok(None) };
+        self.make_room(device, host, node);
         let first_block = self.first_lacking(node);
         let path = self.nodes.path_up(node);
         let lacking = path.take_while(|id| self.nodes[*id].start / BLOCK_LEN >= first_block);
@@ -53,6 +58,7 @@ impl PrefixTree {
         let source_slot = slot.map(|slot| device.share(slot));
         let source_blocks = sources.into_iter().map(|block| device.share(block)).collect();
         let target_slot = target_slots.pop();
+        self.nodes[node].value.is_leaving = true;
         Ok(Some(Demotion {
             source_blocks,
             source_slot,
@@ -61,6 +67,44 @@ impl PrefixTree {
             node,
             first_block,
         }))
+    }
+
+    /// The least worthy of the device that is lost if it goes; none once what goes before it and
+    /// is not frees so many bytes.
+    fn next_to_copy(&mut self, device: &StatePool, clean_bytes: usize) -> Option<NodeId> {
+        let counts = |tree: &PrefixTree, id: NodeId| {
+            tree.nodes[id].value.is_leaving || tree.may_go(device, id)
+        };
+        let mut ranking = self.rank(device, counts);
+        let mut clean = 0;
+        while clean < clean_bytes {
+            let Ranked { id, worth, .. } = ranking.next(self, device, counts)?;
+            let is_leaving = self.nodes[id].value.is_leaving;
+            if worth > 0 && !is_leaving && !self.has_state(Tier::Host, id) {
+                return Some(id);
+            }
+            let Candidate { slots, blocks, .. } = self.candidate(Tier::Device, id);
+            clean += sizes(device).of(slots, blocks);
+        }
+        None
+    }
+
+    /// Evicts from the host what is worth less there than a copy of this node, while the copy does
+    /// not fit.
+    fn make_room(&mut self, device: &StatePool, host: &mut StatePool, node: NodeId) {
+        let copy = self.candidate(Tier::Device, node);
+        let copy = worth(value(&copy, sizes(device)), self.nodes[node].value.last_used, self.clock);
+        let slots = usize::from(self.options.is_recurrent);
+        loop {
+            let blocks = self.nodes[node].end().div_ceil(BLOCK_LEN) - self.first_lacking(node);
+            if host.fits(blocks, slots) {
+                return;
+            }
+            match self.least_worthy(host, None) {
+                Some(least) if least.worth < copy => self.evict(host, least.id),
+                _ => return,
+            }
+        }
     }
 
     /// Index of the first block up to a node's end that the host lacks; what it lacks of a path
@@ -86,6 +130,9 @@ impl PrefixTree {
         release_all(device, demotion.source_slot);
         let (id, first_block) = (demotion.node, demotion.first_block);
         let is_there = self.nodes.get(id).is_some();
+        if is_there {
+            self.nodes[id].value.is_leaving = false;
+        }
         if !has_arrived || !is_there || self.first_lacking(id) < first_block {
             release_all(host, demotion.target_blocks);
             release_all(host, demotion.target_slot);
@@ -100,6 +147,8 @@ impl PrefixTree {
         });
         release_all(host, targets.into_iter().flatten());
         self.give_slot(host, id, demotion.target_slot);
+        self.place(host, id);
+        self.place_around(host, id);
         self.counts.demoted += 1;
     }
 }

@@ -7,101 +7,110 @@
 use state_pool::{BLOCK_LEN, StatePool, Tier};
 
 use super::radix::{NodeId, floor_to_block};
-use super::{MissReason, PrefixTree, release_all};
-use crate::policy::{Candidate, UnitBytes, worth};
+use super::ranking::{Ranked, sizes};
+use super::{MissReason, PrefixTree, Usable, release_all};
+use crate::policy::{Candidate, value, worth};
 
 /// What goes at once from the end of a path without recurrent layers.
 const TRIMMED_TOKENS: usize = 16 * BLOCK_LEN;
 
 impl PrefixTree {
     /// Evicts the least worthy checkpoint of the pool's tier. False if none may go: those whose
-    /// units others hold as well, or whose copy to the host is on its way, are passed over.
+    /// units others hold as well, or whose copy to the host is on its way, are passed over, and
+    /// so is the one to `keep`, from which a sequence is about to resume.
     ///
     /// A tier's eviction may free no unit of a kind that is missing: ask the pool again.
-    pub fn evict_one(&mut self, pool: &mut StatePool) -> bool {
-        let least = self.least_worthy(pool, |_| true);
-        if let Some(id) = least {
-            self.evict(pool, id);
+    pub fn evict_one(&mut self, pool: &mut StatePool, keep: Option<&Usable>) -> bool {
+        let least = self.least_worthy(pool, keep);
+        if let Some(least) = least {
+            self.evict(pool, least.id);
         }
         least.is_some()
     }
 
-    /// Evicts until so many units fit into the pool above a watermark of free pages. False if
-    /// they do not fit although nothing more may go; what was evicted by then is gone.
+    /// Evicts until so many units fit into the pool above a watermark of free pages, but never
+    /// the one to `keep`. False if they do not fit although nothing more may go; what was evicted
+    /// by then is gone.
     pub fn free(
         &mut self,
         pool: &mut StatePool,
         watermark_pages: usize,
         blocks: usize,
         slots: usize,
+        keep: Option<&Usable>,
     ) -> bool {
         while !pool.fits_above(watermark_pages, blocks, slots) {
-            if !self.evict_one(pool) {
+            if !self.evict_one(pool, keep) {
                 return false;
             }
         }
         true
     }
 
-    pub fn room_for(&mut self, pool: &mut StatePool, watermark_pages: usize, _saved: usize, _blocks: usize) -> bool {
-        while !pool.fits_above(watermark_pages, 0, 1) {
-            if !self.evict_one(pool) { return false; }
+    /// True if a slot is free above the watermark, if need be after evicting checkpoints that are
+    /// worth less than a new one, which saves `saved_tokens` tokens and owns `blocks` blocks.
+    /// Evicts nothing if that does not free one.
+    pub fn room_for(
+        &mut self,
+        pool: &mut StatePool,
+        watermark_pages: usize,
+        saved_tokens: usize,
+        blocks: usize,
+    ) -> bool {
+        if pool.fits_above(watermark_pages, 0, 1) {
+            return true;
         }
-        true
+        let fresh = Candidate { saved_tokens, slots: 1, blocks, ..Candidate::default() };
+        let fresh = worth(value(&fresh, sizes(pool)), self.clock, self.clock);
+        let Some(missing) = missing_slots(pool, watermark_pages) else { return false };
+        let may_go = |tree: &PrefixTree, id| tree.may_go(pool, id);
+        let mut ranking = self.rank(pool, may_go);
+        let mut least = Vec::new();
+        while least.len() < missing {
+            match ranking.next(self, pool, may_go) {
+                Some(next) if next.worth < fresh => least.push(next.id),
+                _ => return false,
+            }
+        }
+        for id in least {
+            if pool.fits_above(watermark_pages, 0, 1) {
+                break;
+            }
+            self.evict(pool, id);
+        }
+        pool.fits_above(watermark_pages, 0, 1)
     }
 
-    /// The checkpoint of the pool's tier that goes first, of those that may go and are asked for.
+    /// Evicts this very checkpoint, although others hold shares of its units: they keep them.
+    ///
+    /// # Panics
+    ///
+    /// If it was evicted since the match.
+    pub fn evict_usable(&mut self, pool: &mut StatePool, usable: &Usable) {
+        assert!(self.has_state(pool.tier(), usable.node), "a state evicted since");
+        self.evict(pool, usable.node);
+    }
+
+    /// The checkpoint of the pool's tier that goes first, of those that may go.
     pub(super) fn least_worthy(
-        &self,
+        &mut self,
         pool: &StatePool,
-        is_asked_for: impl Fn(NodeId) -> bool,
-    ) -> Option<NodeId> {
-        let layout = pool.layout();
-        let sizes = UnitBytes { slot_bytes: layout.slot_bytes, block_bytes: layout.block_bytes };
-        let may_go = self.nodes.ids().filter(|id| is_asked_for(*id) && self.may_go(pool, *id));
-        may_go.min_by_key(|id| (worth(&self.candidate(pool.tier(), *id), sizes), *id))
+        keep: Option<&Usable>,
+    ) -> Option<Ranked> {
+        let keep = keep.map(|usable| usable.node);
+        let may_go = |tree: &PrefixTree, id| Some(id) != keep && tree.may_go(pool, id);
+        self.rank(pool, may_go).next(self, pool, may_go)
     }
 
     /// True if the pool's tier has a state behind a node that nobody else holds: no sequence that
     /// resumed and still reads it, no copy on its way.
-    fn may_go(&self, pool: &StatePool, id: NodeId) -> bool {
+    pub(super) fn may_go(&self, pool: &StatePool, id: NodeId) -> bool {
         let held = self.nodes[id].value.held(pool.tier());
         if self.options.is_recurrent {
             return held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot));
         }
         let is_last = self.children_in(pool.tier(), id) == 0;
         is_last && held.blocks.last().is_some_and(|block| pool.is_sole(block))
-    }
-
-    fn candidate(&self, tier: Tier, id: NodeId) -> Candidate {
-        let value = &self.nodes[id].value;
-        let mut candidate = Candidate {
-            last_used: value.last_used,
-            is_spent: value.is_spent,
-            saved_tokens: 0,
-            slots: usize::from(self.options.is_recurrent),
-            blocks: 0,
-        };
-        let mut is_freed = self.children_in(tier, id) == 0;
-        for above in self.nodes.path_up(id) {
-            let node = &self.nodes[above];
-            let held = node.value.held(tier);
-            if above != id {
-                if held.slot.is_some() || !self.options.is_recurrent {
-                    break;
-                }
-                is_freed &= self.children_in(tier, above) == 1;
-            }
-            candidate.saved_tokens += node.tokens.len();
-            candidate.blocks += if is_freed { held.blocks.len() } else { 0 };
-        }
-        candidate
-    }
-
-    /// How many children hold units in a tier, counted up to two.
-    fn children_in(&self, tier: Tier, id: NodeId) -> usize {
-        let holds = |id: &NodeId| !self.nodes[*id].value.held(tier).blocks.is_empty();
-        self.nodes[id].children().filter(holds).take(2).count()
     }
 
     pub(super) fn evict(&mut self, pool: &mut StatePool, id: NodeId) {
@@ -117,13 +126,19 @@ impl PrefixTree {
         if self.options.is_recurrent {
             let slot = self.nodes[id].value.held_mut(pool.tier()).slot.take();
             release_all(pool, slot);
+            self.set_place(pool.tier(), id, None);
+            self.place_around(pool, id);
             self.prune(pool, id);
         } else {
             let kept = floor_to_block(self.nodes[id].tokens.len().saturating_sub(TRIMMED_TOKENS));
             if kept > 0 {
                 self.nodes.split(id, kept);
             }
+            let parent = self.nodes[id].parent.expect("a root holds nothing");
             self.release_node(pool, id);
+            if self.nodes.get(parent).is_some_and(|node| node.parent.is_some()) {
+                self.place(pool, parent);
+            }
         }
     }
 
@@ -139,9 +154,21 @@ impl PrefixTree {
         for id in path {
             let has_slot = self.nodes[id].value.held(pool.tier()).slot.is_some();
             if has_slot || self.children_in(pool.tier(), id) > 0 {
+                self.place(pool, id);
                 return;
             }
             self.release_node(pool, id);
         }
+    }
+}
+
+/// How many evictions give a slot above the watermark for certain. None if no number does: with
+/// several slots to a page, one that goes may free no page.
+fn missing_slots(pool: &StatePool, watermark_pages: usize) -> Option<usize> {
+    let (free_pages, one) = (pool.free_pages(), pool.layout().slots_per_page == 1);
+    let is_short = free_pages < watermark_pages;
+    match one {
+        true => Some((watermark_pages + 1).saturating_sub(free_pages)),
+        false => (!is_short).then_some(1),
     }
 }

@@ -63,7 +63,7 @@ pub struct Usable {
     pub exact_tokens: usize,
     /// Device: a sequence can go on from it. Host: it is copied first.
     pub tier: Tier,
-    node: NodeId,
+    pub(super) node: NodeId,
 }
 
 /// Why a deeper state could not be used.
@@ -141,7 +141,7 @@ impl PrefixTree {
         }
     }
 
-    fn floor_to_grid(&self, position: usize) -> usize {
+    pub(crate) fn floor_to_grid(&self, position: usize) -> usize {
         position - position % self.options.grid_tokens
     }
 
@@ -227,6 +227,13 @@ impl PrefixTree {
         last
     }
 
+    /// How many of the tokens a state stands behind are exact: those before the first that is not.
+    pub fn exact_tokens(&self, usable: &Usable) -> usize {
+        let path = self.nodes.path_up(usable.node);
+        let not_exact = path.take_while(|id| self.nodes[*id].lineage == Lineage::NonExact);
+        not_exact.last().map_or(usable.position, |id| self.nodes[id].start)
+    }
+
     /// None without recurrent layers.
     fn share_slot(&self, usable: &Usable, pool: &mut StatePool) -> Option<SlotHandle> {
         let held = self.nodes[usable.node].value.held(pool.tier());
@@ -253,12 +260,20 @@ impl PrefixTree {
         blocks.take(count).map(|block| pool.share(block)).collect()
     }
 
+    /// A first resume spends a state, and with it what the one that left it left behind it: if
+    /// the prompt had gone on from there, that would have been matched.
     fn mark_resumed(&mut self, id: NodeId) {
         self.use_node(id);
-        let is_leaf = self.nodes[id].is_leaf();
-        let value = &mut self.nodes[id].value;
-        value.is_spent = value.resumes == 0 && is_leaf;
-        value.resumes = value.resumes.saturating_add(1);
+        let resumes = self.nodes[id].value.resumes;
+        self.nodes[id].value.resumes = resumes.saturating_add(1);
+        let may_spend = resumes == 0 && self.options.is_recurrent;
+        let spent = if may_spend { self.tail(id) } else { None };
+        self.nodes[id].value.is_spent = false;
+        self.replace(id);
+        for id in spent.into_iter().flatten() {
+            self.nodes[id].value.is_spent = true;
+            self.replace(id);
+        }
     }
 }
 

@@ -89,11 +89,11 @@ fn freeing_stops_when_it_fits_and_says_when_it_cannot() {
     house.keep(None, &run(0, 128), 128);
     house.keep(None, &run(5_000, 128), 128);
     // Two slots, two pages of blocks, one of them with room for two more.
-    assert!(house.tree.free(&mut house.device, 0, 2, 2), "it fits already");
+    assert!(house.tree.free(&mut house.device, 0, 2, 2, None), "it fits already");
     assert_eq!(house.tree.stats().device.evicted, 0);
-    assert!(house.tree.free(&mut house.device, 0, 0, 3));
+    assert!(house.tree.free(&mut house.device, 0, 0, 3, None));
     assert_eq!(house.tree.stats().device.evicted, 1);
-    assert!(!house.tree.free(&mut house.device, 0, 0, 7));
+    assert!(!house.tree.free(&mut house.device, 0, 0, 7, None));
     assert_eq!(house.tree.stats().device.slots, 0);
     house.finish();
 }
@@ -183,7 +183,7 @@ fn a_full_host_refuses_a_demotion_and_touches_nothing() {
     let mut house = hybrid();
     house.keep(None, &run(0, 128), 128);
     let parked = SequenceState::allocate(&mut house.host, 38 * 3 * 64).expect("room");
-    assert!(house.tree.demote(&mut house.device, &mut house.host).is_err());
+    assert!(house.tree.demote(&mut house.device, &mut house.host, usize::MAX).is_err());
     assert!(house.evict_one(Tier::Device));
     parked.release(&mut house.host);
     house.finish();

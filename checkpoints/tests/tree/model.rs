@@ -175,26 +175,37 @@ impl Run {
             return false;
         }
         self.counts.evicted += 1;
-        let pool = if tier == Tier::Device { &self.house.device } else { &self.house.host };
-        let held: BTreeSet<SlotId> = pool.held_slots().collect();
-        let gone: Vec<SlotId> = may_go.into_iter().filter(|slot| !held.contains(slot)).collect();
-        assert_eq!(gone.len(), 1, "one state goes at a time");
-        let index = self.model.records.iter().position(|r| r.slot(tier) == Some(gone[0]));
-        let record = &mut self.model.records[index.expect("it was one of these")];
-        match tier {
-            Tier::Device => record.device = None,
-            _ => record.host = None,
-        }
-        if record.device.is_none() && record.host.is_none() {
-            let (path, is_exact) = (record.path.clone(), record.is_exact());
-            self.model.records.remove(index.expect("it was one of these"));
-            self.model.lose(path, is_exact, MissReason::Evicted);
-        }
+        assert_eq!(self.note_gone(tier, None), 1, "one state goes at a time");
         true
     }
 
+    /// Takes what has left a tier out of the list, and says how many states that were. The slot
+    /// of one may have been `taken` again at once.
+    fn note_gone(&mut self, tier: Tier, taken: Option<SlotId>) -> usize {
+        let pool = if tier == Tier::Device { &self.house.device } else { &self.house.host };
+        let held: BTreeSet<SlotId> = pool.held_slots().collect();
+        let mut gone = 0;
+        for record in &mut self.model.records {
+            let is_gone = |slot| !held.contains(&slot) || taken == Some(slot);
+            if record.slot(tier).is_some_and(is_gone) {
+                *(if tier == Tier::Device { &mut record.device } else { &mut record.host }) = None;
+                gone += 1;
+            }
+        }
+        let is_lost = |record: &Record| record.device.is_none() && record.host.is_none();
+        let lost: Vec<Record> =
+            self.model.records.extract_if(.., |record| is_lost(record)).collect();
+        for record in lost {
+            self.model.lose(record.path.clone(), record.is_exact(), MissReason::Evicted);
+        }
+        gone
+    }
+
     fn demote(&mut self) {
-        let Some(demotion) = self.house.demote() else { return };
+        let demotion = self.house.demote();
+        let target = demotion.as_ref().and_then(|demotion| demotion.target_slot.as_ref());
+        self.note_gone(Tier::Host, target.map(|slot| slot.id()));
+        let Some(demotion) = demotion else { return };
         let source = demotion.source_slot.as_ref().map(|slot| slot.id());
         let record = self.model.records.iter_mut().find(|record| record.device == source);
         let record = record.expect("the source is a state of the device");

@@ -189,7 +189,8 @@ impl House {
     }
 
     pub fn evict_one(&mut self, tier: Tier) -> bool {
-        self.tree.evict_one(if tier == Tier::Device { &mut self.device } else { &mut self.host })
+        let pool = if tier == Tier::Device { &mut self.device } else { &mut self.host };
+        self.tree.evict_one(pool, None)
     }
 
     /// Checks the invariants of the tree and of both pools.
