@@ -155,6 +155,9 @@ pub struct EngineConfig {
     pub exact_prefix: bool,
     /// Keep a state after every so many tokens of a prompt besides, a multiple of 64.
     pub checkpoint_every: Option<usize>,
+    /// Percent of exact states taken from the prefix cache or back from the host that are derived
+    /// again in spare time and compared bit for bit.
+    pub audit_percent: f64,
     /// Threads that compute.
     pub threads: usize,
 }
@@ -177,6 +180,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             exact_prefix: false,
             checkpoint_every: None,
+            audit_percent: 0.0,
             threads: default_threads(),
         }
     }
@@ -279,6 +283,10 @@ impl EngineConfig {
             };
             let reason = "has nothing to act on with --no-prefix-cache";
             return Err(InvalidLimit::new(flag, value, reason));
+        }
+        if !(0.0..=100.0).contains(&self.audit_percent) {
+            let reason = "0 to 100 percent of the states that are used again";
+            return Err(InvalidLimit::new("--audit", self.audit_percent, reason));
         }
         if !(1..=MOST_THREADS).contains(&self.threads) {
             return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));

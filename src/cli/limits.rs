@@ -68,6 +68,16 @@ pub struct EngineArgs {
     /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<usize>,
+    /// Percent of the states that are used again to derive anew in spare time and to compare bit
+    /// for bit.
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value = "0%",
+        value_parser = parse_percent,
+        allow_negative_numbers = true
+    )]
+    pub audit: f64,
     /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
     #[arg(long, value_name = "N", hide = true)]
     pub park_every: Option<u64>,
@@ -92,9 +102,16 @@ impl EngineArgs {
             prefix_cache: !self.no_prefix_cache,
             exact_prefix: self.exact_prefix,
             checkpoint_every: self.checkpoint_every,
+            audit_percent: self.audit,
             threads,
         }
     }
+}
+
+/// A percentage, with or without its sign.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    number.parse().map_err(|_| format!("{text:?} is no percentage"))
 }
 
 impl ValueEnum for Policy {

@@ -183,6 +183,7 @@ fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Li
             grid_tokens: files.spec.grid(),
             max_ghost_tokens: MAX_GHOST_TOKENS,
         }),
+        audit_percent: limits.config.audit_percent,
         park_every: limits.config.park_every,
     }
 }

@@ -246,7 +246,8 @@ impl<E: Executor> Core<E> {
 
     /// The first span of a request is the start of all its answers: they have the prompt in common.
     fn note_start(&mut self, id: SequenceId) {
-        let record = &self.records[&id];
+        // A shadow is nobody's answer.
+        let Some(record) = self.records.get(&id) else { return };
         if record.figures.queue.is_some() {
             return;
         }

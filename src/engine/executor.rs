@@ -8,7 +8,7 @@ use super::lower::Job;
 use super::sampler::{Draw, Sampler};
 use crate::models::decoder::Observer;
 use crate::models::{Batch, Model, Workspace};
-use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport};
+use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport, Verdict};
 
 /// Runs batches and transfers.
 pub trait Executor {
@@ -119,6 +119,12 @@ impl Executor for CpuExecutor {
                 report.sampled.push(SampledToken { sequence, drawn, logprobs });
             }
         }
+        report.verdict = batch.compare.as_ref().map(|pair| {
+            match self.model.first_difference(&self.arena, pair) {
+                None => Verdict::Same,
+                Some(layer) => Verdict::Differs { layer },
+            }
+        });
         report.duration = start.elapsed();
         report
     }

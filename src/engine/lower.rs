@@ -3,7 +3,7 @@
 use kernels::{BLOCK_LEN, NO_SLOT, Snapshot, Span};
 use state_pool::{PoolLayout, SlotId};
 
-use crate::models::{Batch, BlockMove, LogitSource};
+use crate::models::{Batch, BlockMove, LogitSource, StatePair};
 use crate::scheduler::{
     Direction, Form, PlannedSpan, Sequence, SequenceId, StepPlan, Transfer, TransferId, Wanted,
 };
@@ -49,6 +49,18 @@ pub fn lower<'a>(
     for span in &plan.spans {
         add_span(&mut batch, span, sequence(span.sequence), layout);
     }
+    batch.compare = plan.comparison.as_ref().map(|comparison| StatePair {
+        blocks: comparison
+            .blocks
+            .iter()
+            .map(|(one, other)| (layout.block_offset(*one), layout.block_offset(*other)))
+            .collect(),
+        tokens: comparison.tokens,
+        slots: (layout.slot_bytes > 0).then(|| {
+            let (one, other) = comparison.slot;
+            (layout.slot_offset(one), layout.slot_offset(other))
+        }),
+    });
     for hit in &plan.hits {
         batch.logits.push(LogitSource::Slot(layout.slot_offset(hit.slot)));
     }

@@ -19,6 +19,19 @@ pub struct Batch {
     pub snapshots: Vec<Snapshot>,
     /// Whose logits are wanted, in the order they come out.
     pub logits: Vec<LogitSource>,
+    /// What is to be compared afterwards.
+    pub compare: Option<StatePair>,
+}
+
+/// States to be compared once the rows are computed, by the offsets of their bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatePair {
+    /// Blocks of either.
+    pub blocks: Vec<(usize, usize)>,
+    /// Tokens in them; in the last block only those before it count.
+    pub tokens: usize,
+    /// Slots of either, if they have bytes.
+    pub slots: Option<(usize, usize)>,
 }
 
 /// A block copied inside the arena, by the offsets of its bytes.

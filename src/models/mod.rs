@@ -1,6 +1,7 @@
 //! Models as data, and the one decoder that runs them.
 
 pub mod batch;
+mod compare;
 mod config;
 pub mod decoder;
 mod dense;
@@ -18,7 +19,7 @@ mod qwen3;
 pub mod spec;
 mod workspace;
 
-pub use batch::{Batch, BlockMove, LogitSource};
+pub use batch::{Batch, BlockMove, LogitSource, StatePair};
 pub use config::ConfigFault;
 pub use decoder::Model;
 pub use family::{FAMILIES, Family};

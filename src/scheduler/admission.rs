@@ -5,6 +5,7 @@ use std::ops::Bound;
 use checkpoints::Usable;
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
+use super::audit::Audited;
 use super::plan::{Direction, Form};
 use super::sequence::{Place, SequenceId};
 use super::{Lack, Planning, Rank, Scheduler, blocks_for};
@@ -151,6 +152,7 @@ impl Scheduler {
         self.set_wanted(id, &found);
         if self.sequences[&id].state().is_some() {
             self.start_running(id);
+            self.start_audit(id, Audited::Checkpoint);
         }
         Admission::Admitted
     }

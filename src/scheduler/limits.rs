@@ -29,6 +29,9 @@ pub struct Limits {
     pub cost: Cost,
     /// What is kept of prompts and answers for those that begin alike; nothing with none.
     pub reuse: Option<Reuse>,
+    /// Percent of exact states taken from the tree or back from the host that are derived again
+    /// and compared.
+    pub audit_percent: f64,
     /// In every Nth step a sequence that runs is parked, needed or not: a stress for tests.
     pub park_every: Option<u64>,
 }

@@ -12,6 +12,7 @@
 //! ```
 
 mod admission;
+mod audit;
 pub mod cost;
 #[cfg(feature = "faults")]
 pub mod faults;
@@ -27,8 +28,10 @@ use checkpoints::{Demotion, PrefixTree, TreeOptions, TreeStats};
 use state_pool::{BlockHandle, PoolStats, SequenceState, StatePool, Tier};
 
 use crate::config::Policy;
+use audit::Audit;
 use reuse::Follower;
 
+pub use audit::{Comparison, Verdict};
 pub use checkpoints::{MissReason, Placement};
 pub use cost::Cost;
 pub use limits::{Limits, Refused, Reuse};
@@ -80,6 +83,13 @@ pub struct SchedulerStats {
     pub turn_ends_left_out: u64,
     /// Bytes of checkpoints copied to the host.
     pub demoted_bytes: u64,
+    /// Audits that came to a verdict.
+    pub audits: u64,
+    /// Of those, how many found other bits: a fault of this program or of the machine.
+    pub audits_that_differ: u64,
+    /// The layer in which the first of those differed; the number of layers for the last hidden
+    /// row.
+    pub first_differing_layer: Option<usize>,
     /// Sequences whose answer had begun on a state that is gone, and went on from another.
     pub replayed_otherwise: u64,
 }
@@ -127,6 +137,9 @@ pub struct Scheduler {
     demotions: Vec<(TransferId, Demotion)>,
     /// Of those that wait, who waits for a snapshot: in the order in which they came.
     followers: Vec<Follower>,
+    audit: Option<Audit>,
+    /// States that could have been audited.
+    audit_turns: u64,
     /// Sequences to be parked in the next plan.
     to_park: Vec<SequenceId>,
     /// Sequences admitted past a waiting one that did not fit.
@@ -162,6 +175,8 @@ impl Scheduler {
             tree,
             demotions: Vec::new(),
             followers: Vec::new(),
+            audit: None,
+            audit_turns: 0,
             device,
             host,
             sequences: HashMap::new(),
@@ -305,6 +320,7 @@ impl Scheduler {
         }
         self.spare.1 = order;
         self.take_in(None, &mut step);
+        self.run_audit(&mut step);
         self.plan_snapshots(&mut step);
         self.demote_ahead(&mut step);
         step.plan
@@ -362,6 +378,9 @@ impl Scheduler {
                 Form::Chunk => self.stats.prompt_tokens += span.rows as u64,
                 Form::Step => self.stats.generated_tokens += span.rows as u64,
             }
+            if self.advance_shadow(span.sequence, span.rows) {
+                continue;
+            }
             let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
             sequence.state_mut().advance(span.rows);
             if !sequence.forks.is_empty() && span.wanted == Wanted::Last {
@@ -374,6 +393,7 @@ impl Scheduler {
             }
         }
         self.keep_snapshots(&mut plan.kept);
+        self.end_audit(&plan, report.verdict);
         self.stats.second_slots += plan.second_slots() as u64;
         plan.retire(&mut self.device);
         self.spare.0 = plan;
@@ -417,9 +437,9 @@ impl Scheduler {
         self.sequences.get_mut(&id).expect("a sequence in a list is known")
     }
 
-    /// The sequence of that name, unless it has ended.
+    /// The sequence of that name, unless it has ended; of a span it may be an audit's.
     pub fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
-        self.sequences.get(&id)
+        self.sequences.get(&id).or_else(|| self.shadow(id))
     }
 
     /// Whether anything is left to do: no sequence, and no copy on its way.
@@ -475,7 +495,8 @@ impl Scheduler {
         let copied = |(_, demotion): &&(TransferId, Demotion)| demotion.source_slot.is_some();
         let copied = self.demotions.iter().filter(copied).count();
         let handles = self.device.stats().slots.handles;
-        assert_eq!(handles, on_device + in_tree + copied, "a sequence has one slot");
+        let held = on_device + in_tree + copied + self.audit_slots();
+        assert_eq!(handles, held, "a sequence has one slot");
         assert!(on_device <= self.limits.max_num_seqs, "more sequences than there are places");
         self.device.check_counts();
         self.host.check_counts();
@@ -516,6 +537,9 @@ impl Scheduler {
 impl Drop for Scheduler {
     /// The tree gives its units back; sequences that have not ended hold theirs.
     fn drop(&mut self) {
+        if let Some(audit) = self.audit.take() {
+            self.release_audit(audit);
+        }
         while let Some((id, _)) = self.demotions.first() {
             self.end_demotion(*id, false);
         }

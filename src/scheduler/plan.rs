@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use state_pool::{BLOCK_LEN, BlockHandle, BlockId, SequenceState, SlotHandle, SlotId, StatePool};
 
+use super::audit::{Comparison, Verdict};
 use super::sequence::{Sequence, SequenceId};
 use crate::request::Logprobs;
 
@@ -58,6 +59,11 @@ impl TokenBudget {
     /// Leaves `tokens` to others when generated tokens are replayed, but for one.
     pub fn reserve(&mut self, tokens: usize) {
         self.reserved = tokens;
+    }
+
+    /// Tokens left.
+    pub fn left(self) -> usize {
+        self.left
     }
 
     /// Takes the rows of a span.
@@ -169,6 +175,8 @@ pub struct StepPlan {
     retired_blocks: Vec<BlockHandle>,
     /// Snapshots that the spans leave.
     pub(super) kept: Vec<Kept>,
+    /// Units to be compared once the spans are computed.
+    pub comparison: Option<Comparison>,
 }
 
 impl StepPlan {
@@ -202,7 +210,7 @@ impl StepPlan {
         if rows == 0 {
             return Ok(0);
         }
-        let last = sequence.computed() + rows == sequence.tokens().len();
+        let last = sequence.computed() + rows == sequence.tokens().len() && !sequence.is_shadow;
         let (id, state) = (sequence.id(), sequence.state_mut());
         let (start, old) = (state.len(), state.slot().id());
         self.take_units(state, pool, start + rows)?;
@@ -292,6 +300,7 @@ impl StepPlan {
         self.hits.clear();
         self.draws.clear();
         self.transfers.clear();
+        self.comparison = None;
     }
 
     pub(super) fn release_retired(&mut self, pool: &mut StatePool) {
@@ -336,6 +345,8 @@ pub struct StepReport {
     pub finished: Vec<TransferId>,
     /// Transfers that failed; their targets hold nothing of use.
     pub failed: Vec<TransferId>,
+    /// What the comparison found, if one was planned.
+    pub verdict: Option<Verdict>,
     /// Duration of the step.
     pub duration: Duration,
 }

@@ -1,8 +1,9 @@
 //! Who leaves the device, and how.
 
 use checkpoints::PrefixTree;
-use state_pool::{BlockHandle, SequenceState, Tier};
+use state_pool::{BLOCK_LEN, BlockHandle, SequenceState, Tier};
 
+use super::audit::Audited;
 use super::plan::{Direction, Transfer, TransferId};
 use super::sequence::{End, Place, Sequence, SequenceId};
 use super::{InFlight, Lack, Planning, Scheduler, blocks_for};
@@ -104,20 +105,17 @@ impl Scheduler {
         }
     }
 
-    /// Full blocks of the prompt that another choice of the same request has in `tier`, and which
+    /// Exact blocks of the prompt that another choice of the same request has in `tier`, and which
     /// choice: they have the bits of `sequence`'s own and are shared instead of copied.
-    pub(super) fn sibling_blocks(
-        &self,
-        sequence: &Sequence,
-        tier: Tier,
-    ) -> (usize, Option<SequenceId>) {
-        let own = sequence.prompt_blocks();
+    fn sibling_blocks(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {
+        let exact = |sequence: &Sequence| sequence.exact_tokens().len() / BLOCK_LEN;
+        let own = exact(sequence);
         let others = sequence.siblings.clone().map(SequenceId);
         let others = others.filter(|id| *id != sequence.id && own > 0);
         let settled = others.filter_map(|id| {
             let other = self.sequences.get(&id)?;
             other.place.settled(tier)?;
-            Some((own.min(other.prompt_blocks()), Some(id)))
+            Some((own.min(exact(other)), Some(id)))
         });
         settled
             .max_by_key(|(blocks, _)| *blocks)
@@ -198,7 +196,7 @@ impl Scheduler {
     }
 
     /// Gives up a running sequence's state: it waits, and is computed again.
-    fn drop_state(&mut self, id: SequenceId) {
+    pub(super) fn drop_state(&mut self, id: SequenceId) {
         self.running.retain(|running| *running != id);
         let sequence = self.sequences.get_mut(&id).expect("a victim is known");
         let Place::Device(state) = std::mem::replace(&mut sequence.place, Place::Waiting) else {
@@ -253,6 +251,7 @@ impl Scheduler {
                 sequence.returned_at = Some(device.len());
                 sequence.place = Place::Device(device);
                 self.start_running(id);
+                self.start_audit(id, Audited::Return(id));
             }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }

@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 
 use checkpoints::{Demotion, Lineage, Match, PrefixTree, common_tokens};
-use state_pool::{SequenceState, SlotId, StatePool, Tier};
+use state_pool::{BLOCK_LEN, SequenceState, SlotId, StatePool, Tier};
 
 use super::limits::Reuse;
 use super::plan::{Direction, Form, Kept, Transfer, TransferId};
@@ -43,7 +43,11 @@ impl Scheduler {
         let newcomer = self.sequences.get_mut(&id).expect("it was just submitted");
         newcomer.is_noted = tree.add_waiting(newcomer.cache_salt.as_deref(), &newcomer.tokens);
         let newcomer = &self.sequences[&id];
-        let grid = self.limits.reuse.as_ref().expect("a tree has rules").grid_tokens;
+        let reuse = self.limits.reuse.as_ref().expect("a tree has rules");
+        if !reuse.placement.junctions {
+            return;
+        }
+        let grid = if self.limits.is_recurrent() { reuse.grid_tokens } else { BLOCK_LEN };
         let parting = |other: &SequenceId| {
             let other = &self.sequences[other];
             let end = other.prompt_len;
@@ -141,8 +145,14 @@ impl Scheduler {
         let Some((tree, reuse)) = self.reuse() else { return };
         let sequence = &self.sequences[&id];
         let prompt = &sequence.tokens[..sequence.prompt_len];
-        let wanted =
+        let mut wanted =
             tree.wanted(sequence.salt(), prompt, found, &sequence.marks, &reuse.placement);
+        if !self.limits.is_recurrent() {
+            // Blocks alone are kept: whole ones, since the sequence writes on.
+            wanted.iter_mut().for_each(|position| *position -= *position % BLOCK_LEN);
+            wanted.dedup();
+            wanted.retain(|position| *position > self.sequences[&id].origin.position);
+        }
         self.sequence_mut(id).wanted = wanted;
     }
 
@@ -262,6 +272,9 @@ impl Scheduler {
         blocks: usize,
         slots: usize,
     ) -> bool {
+        if tier == Tier::Device && !self.device.fits_above(watermark, blocks, slots) {
+            self.drop_audit();
+        }
         let pool = match tier {
             Tier::Device => &mut self.device,
             _ => &mut self.host,
@@ -274,6 +287,9 @@ impl Scheduler {
 
     /// Gives all that is kept for reuse back. What is being copied stays until it has arrived.
     pub fn clear_prefix_cache(&mut self) {
+        if let Some(audit) = self.audit.take() {
+            self.release_audit(audit);
+        }
         if let Some(tree) = &mut self.tree {
             tree.clear(&mut self.device);
             tree.clear(&mut self.host);

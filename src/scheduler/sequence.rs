@@ -167,6 +167,8 @@ pub struct Sequence {
     /// Position of the last state on its path that the tree was given.
     pub(super) last_kept: usize,
     pub(super) reuse: ReuseFigures,
+    /// It is computed for an audit, and draws nothing.
+    pub(super) is_shadow: bool,
 }
 
 /// What a sequence went on from, and so which bits it has (DESIGN.md rule 5).
@@ -225,6 +227,7 @@ impl Sequence {
             wanted: Vec::new(),
             last_kept: 0,
             reuse: ReuseFigures::default(),
+            is_shadow: false,
         }
     }
 
@@ -345,12 +348,6 @@ impl Sequence {
     /// How much of its prompt was there already.
     pub fn reuse(&self) -> ReuseFigures {
         self.reuse
-    }
-
-    /// Full blocks of the prompt that are computed: nothing writes them again, and they have the
-    /// same bits in all choices of a request.
-    pub(super) fn prompt_blocks(&self) -> usize {
-        self.computed().min(self.prompt_len) / BLOCK_LEN
     }
 
     /// What it holds on the device while it runs.

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 
 use deltapool::config::{Policy, Preempt};
 use deltapool::engine::lower::{Job, lower, lower_transfers};
-use deltapool::models::{Batch, LogitSource};
+use deltapool::models::{Batch, LogitSource, StatePair};
 use deltapool::scheduler::{
     Cost, Direction, End, Form, Limits, Place, Placement, Prompt, Reuse, SampledToken, Scheduler,
-    SequenceId, StepPlan, StepReport,
+    SequenceId, StepPlan, StepReport, Verdict,
 };
 use kernels::{BLOCK_LEN, NO_SLOT};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
@@ -131,7 +131,8 @@ events!(
     evicted_on_host,
     demoted,
     promoted,
-    handed_over
+    handed_over,
+    audited
 );
 
 /// One tier's memory, by byte offset.
@@ -262,6 +263,7 @@ impl World {
                 grid_tokens: grid,
                 max_ghost_tokens: if random.one_in(4) { 500 } else { 100_000 },
             }),
+            audit_percent: [0.0, 30.0, 100.0][random.below(3)],
             park_every: None,
         };
         let kind = Kind { is_recurrent: slot_bytes > 0, has_border: grid == 64 };
@@ -324,6 +326,9 @@ impl World {
             }
         }
         self.count_reuse();
+        if self.scheduler.stats().audits_that_differ > 0 {
+            return Err(self.story("an audit found other bits"));
+        }
         self.scheduler.clear_prefix_cache();
         let (device, host) = self.scheduler.pools();
         if device.free_pages != device.pages || host.free_pages != host.pages {
@@ -354,7 +359,7 @@ impl World {
     fn count_reuse(&mut self) {
         let stats = self.scheduler.stats();
         (self.events.full_hit, self.events.followed) = (stats.full_hits, stats.followed);
-        self.events.handed_over = stats.handed_over;
+        (self.events.handed_over, self.events.audited) = (stats.handed_over, stats.audits);
         let Some(tree) = self.scheduler.tree_stats() else { return };
         self.events.resumed = tree.resumed as u64;
         self.events.snapshot = tree.inserted as u64;
@@ -507,10 +512,17 @@ impl World {
             (hit.sequence, sequence.prompt_len(), 0)
         });
         for (id, start, rows) in spans.chain(hits) {
+            // A shadow is no stream.
+            if !self.streams.contains_key(&id) {
+                continue;
+            }
             let sequence = self.scheduler.sequence(id).expect("it is planned");
             let (tokens, prompt_len) = (sequence.tokens(), sequence.prompt_len());
             let salt = self.streams[&id].salt;
             let run = Run { id, salt, tokens, prompt_len, start, rows };
+            if std::env::var("DBG").is_ok() {
+                eprintln!("DBG step {} run {} P{} {start}+{rows} exact {} reuse {:?}", self.scheduler.stats().steps, id.0, prompt_len, sequence.is_exact(), sequence.reuse());
+            }
             if !self.oracle.computes(&run) {
                 return Err(self.story(&format!(
                     "sequence {} goes on at {start} from what nobody has computed",
@@ -547,6 +559,7 @@ impl World {
                 report.sampled.push(SampledToken { sequence: id, drawn, logprobs: None });
             }
         }
+        report.verdict = batch.compare.as_ref().map(|pair| self.compare(pair));
         self.finish_transfers(&mut report);
         self.scheduler.commit(plan, &report);
         self.scheduler.device().check();
@@ -716,6 +729,20 @@ impl World {
             LogitSource::Slot(slot) => self.device.slot(*slot).hidden,
         };
         batch.logits.iter().map(hidden).collect()
+    }
+
+    fn compare(&self, pair: &StatePair) -> Verdict {
+        let is_same = |slots: (usize, usize)| {
+            let (one, other) = (self.device.slot(slots.0), self.device.slot(slots.1));
+            (one.hash, one.hidden) == (other.hash, other.hidden)
+        };
+        let rows = |i: usize| {
+            let (one, other) = pair.blocks[i / BLOCK_LEN];
+            (self.device.row(one, i % BLOCK_LEN), self.device.row(other, i % BLOCK_LEN))
+        };
+        let differs = (0..pair.tokens).map(rows).any(|(one, other)| one != other)
+            || !pair.slots.is_none_or(is_same);
+        if differs { Verdict::Differs { layer: 0 } } else { Verdict::Same }
     }
 
     /// The hidden row of the last of `tokens` tokens.

@@ -1,0 +1,52 @@
+//! Two states compared bit for bit, layer by layer.
+
+use kernels::{Arena, Dtype};
+
+use super::batch::StatePair;
+use super::decoder::Model;
+use super::layout::LayerLayout;
+use super::spec::{BLOCK_LEN, Mixer};
+
+impl Model {
+    /// The first layer in which two states differ; the number of layers if only their last hidden
+    /// rows do. Padding is not compared.
+    pub fn first_difference(&self, arena: &Arena, pair: &StatePair) -> Option<usize> {
+        let (spec, layout) = (self.spec(), self.layout());
+        let slots = |at: usize, values: usize, dtype: Dtype| {
+            let words = values * dtype.bytes() / 4;
+            pair.slots.is_none_or(|(one, other)| same(arena, (one + at, other + at), words))
+        };
+        let is_same = |index: &usize| match (&spec.layers[*index].mixer, layout.layers[*index]) {
+            (Mixer::Kda(kda), LayerLayout::Recurrent { state, window }) => {
+                slots(state, kda.state_values(), Dtype::F32)
+                    && slots(window, kda.window_values(), layout.window_dtype)
+            }
+            (mixer, LayerLayout::Attention { rows }) => {
+                let width = match mixer {
+                    Mixer::Gqa(gqa) => gqa.head_dim,
+                    _ => mixer.values_per_token(),
+                };
+                let runs = mixer.values_per_token() / width;
+                let row_bytes = width * layout.kv_dtype.bytes();
+                pair.blocks.iter().enumerate().all(|(block, (one, other))| {
+                    let count = (pair.tokens - block * BLOCK_LEN).min(BLOCK_LEN);
+                    (0..runs).all(|run| {
+                        let at = rows + run * BLOCK_LEN * row_bytes;
+                        same(arena, (one + at, other + at), count * row_bytes / 4)
+                    })
+                })
+            }
+            (_, LayerLayout::Recurrent { .. }) => unreachable!("layers have their own layout"),
+        };
+        let layers = 0..spec.layers.len();
+        layers.clone().find(|index| !is_same(index)).or_else(|| {
+            let at = layout.hidden_row?;
+            (!slots(at, spec.hidden, layout.window_dtype)).then_some(layers.end)
+        })
+    }
+}
+
+fn same(arena: &Arena, (one, other): (usize, usize), words: usize) -> bool {
+    let bits = |at| arena.f32s(at, words).iter().map(|value| value.to_bits());
+    bits(one).eq(bits(other))
+}
