@@ -31,5 +31,6 @@ pub mod inspect;
 pub mod models;
 pub mod request;
 pub mod scheduler;
+pub mod simulate;
 pub mod text;
 pub mod weights;

@@ -43,10 +43,18 @@ const ROOMS: &[Room] = &[
     },
     Room { files: "src/models", may: &[All("kernels"), All("weights")] },
     Room { files: "src/engine", may: ENGINE },
-    // A workload is made of requests.
+    // A workload is made of requests, and runs on pools of its own, under limits as any other.
     Room {
         files: "src/simulate",
-        may: &[All("scheduler"), All("engine"), All("models::spec"), All("request")],
+        may: &[
+            All("scheduler"),
+            All("engine"),
+            All("models::spec"),
+            All("request"),
+            All("config"),
+            All("state_pool"),
+            All("checkpoints"),
+        ],
     },
     Room { files: "src/server", may: &[All("engine"), All("request"), All("text")] },
     // What a model costs: the figures of its spec and of the pool's layout, for `cli` to print.
