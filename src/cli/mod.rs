@@ -4,6 +4,7 @@
 //! line of figures and errors go to standard error.
 
 mod batch;
+mod bench;
 mod common;
 mod error;
 mod generate;
@@ -47,6 +48,8 @@ pub enum Command {
     Score(score::ScoreArgs),
     /// Show a model's layers, its bytes of state, and how many sequences fit in memory.
     Inspect(inspect::InspectArgs),
+    /// Measure.
+    Bench(bench::BenchArgs),
 }
 
 /// Parses the arguments and runs the command. `isa` is the value of `DELTAPOOL_ISA`, if it is set.
@@ -82,5 +85,6 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         Command::Batch(args) => batch::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
+        Command::Bench(args) => bench::run(&args),
     }
 }
