@@ -122,15 +122,20 @@ impl Scheduler {
     /// may go on from as shares, or as a copy from the host, the others fresh.
     fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
         let id = rank.1;
-        let found = self.look_up(id);
+        let mut found = self.look_up(id);
         if self.follow(rank, &found) {
             return Admission::Follows;
         }
-        let place = match &found.usable {
+        let mut place = match &found.usable {
             Some(usable) if usable.tier == Tier::Host => self.start_promotion(id, usable, step),
             Some(usable) => self.resume(id, usable).map(Place::Device),
             None => self.start_cold(id).map(Place::Device),
         };
+        // When nobody will give units back, a state that takes too much to go on from is let be.
+        if place.is_none() && found.usable.is_some() && self.on_device() == 0 {
+            found.usable = None;
+            place = self.start_cold(id).map(Place::Device);
+        }
         let Some(place) = place else {
             #[cfg(feature = "faults")]
             super::faults::keep_unit(self);
@@ -141,14 +146,13 @@ impl Scheduler {
         if let (Some(tree), Some(usable)) = (&mut self.tree, &found.usable) {
             tree.note_resumed(usable);
         }
-        let (has_answer, before) = (self.sequences[&id].has_answer(), self.sequences[&id].origin);
-        self.sequence_mut(id).resumes(&found);
         let sequence = self.sequence_mut(id);
+        sequence.resumes(&found);
         // Steps to come take no memory of the program.
         sequence.tokens.reserve_exact(sequence.max_len - sequence.tokens.len());
-        let is_other = has_answer && sequence.origin.lineage != before.lineage;
         sequence.place = place;
-        self.stats.replayed_otherwise += u64::from(is_other);
+        let is_mixed = sequence.is_mixed;
+        self.stats.replayed_otherwise += u64::from(is_mixed);
         self.set_wanted(id, &found);
         if self.sequences[&id].state().is_some() {
             self.start_running(id);

@@ -161,7 +161,7 @@ impl Scheduler {
         }
     }
 
-    fn release_audit(&mut self, audit: Audit) {
+    pub(super) fn release_audit(&mut self, audit: Audit) {
         audit.reference.release(&mut self.device);
         audit.shadow.release(&mut self.device);
     }

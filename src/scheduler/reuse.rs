@@ -147,11 +147,10 @@ impl Scheduler {
         let prompt = &sequence.tokens[..sequence.prompt_len];
         let mut wanted =
             tree.wanted(sequence.salt(), prompt, found, &sequence.marks, &reuse.placement);
-        if !self.limits.is_recurrent() {
-            // Blocks alone are kept: whole ones, since the sequence writes on.
-            wanted.iter_mut().for_each(|position| *position -= *position % BLOCK_LEN);
-            wanted.dedup();
-            wanted.retain(|position| *position > self.sequences[&id].origin.position);
+        // Without states the blocks themselves are kept, as soon as they are all there.
+        let blocks = prompt.len() / BLOCK_LEN * BLOCK_LEN;
+        if !self.limits.is_recurrent() && blocks > sequence.origin.position {
+            wanted.push(blocks);
         }
         self.sequence_mut(id).wanted = wanted;
     }
@@ -161,7 +160,8 @@ impl Scheduler {
     pub(super) fn plan_snapshots(&mut self, step: &mut Planning) {
         let Some(tree) = &mut self.tree else { return };
         for span in step.plan.spans.iter_mut().filter(|span| span.form == Form::Chunk) {
-            let sequence = self.sequences.get_mut(&span.sequence).expect("it is planned");
+            // A shadow leaves nothing.
+            let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
             let passed = sequence.wanted.partition_point(|at| *at <= span.start + span.rows);
             let wanted: Vec<usize> = sequence.wanted.drain(..passed).collect();
             for position in wanted {

@@ -158,6 +158,8 @@ pub struct Sequence {
     pub(super) is_noted: bool,
     /// What it went on from.
     pub(super) origin: Origin,
+    /// Its answer began on a state that was not exact and is gone, and went on from another.
+    pub(super) is_mixed: bool,
     /// Tokens that were computed when it lost its state.
     pub(super) lost_tokens: usize,
     /// Copies of states on the host did not arrive: it does without.
@@ -222,6 +224,7 @@ impl Sequence {
             marks: Vec::new(),
             is_noted: false,
             origin: Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 },
+            is_mixed: false,
             lost_tokens: 0,
             distrusts_host: false,
             wanted: Vec::new(),
@@ -276,8 +279,7 @@ impl Sequence {
     /// Goes on from what was found; of what it had lost, the rest is computed again.
     pub(super) fn resumes(&mut self, found: &Match) {
         let known = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
-        let before = self.origin.position;
-        self.origin = match &found.usable {
+        let origin = match &found.usable {
             None => Origin { position: 0, lineage: Lineage::Exact, exact_tokens: known },
             Some(usable) => Origin {
                 position: usable.position,
@@ -288,7 +290,10 @@ impl Sequence {
                 },
             },
         };
-        let again = self.lost_tokens.saturating_sub(before.max(self.origin.position));
+        let before = std::mem::replace(&mut self.origin, origin);
+        let is_other = before.lineage == Lineage::NonExact && before != origin;
+        self.is_mixed |= is_other && self.has_answer();
+        let again = self.lost_tokens.saturating_sub(before.position.max(origin.position));
         self.counters.recomputed_tokens += again as u64;
         self.lost_tokens = 0;
         if !self.has_answer() {
@@ -322,7 +327,7 @@ impl Sequence {
 
     /// Whether it has the bits of a cold run: it started as one, or from an exact state.
     pub fn is_exact(&self) -> bool {
-        self.origin.lineage == Lineage::Exact
+        self.origin.lineage == Lineage::Exact && !self.is_mixed
     }
 
     /// The tree's name for its first `len` tokens.

@@ -10,6 +10,7 @@ pub mod setup;
 pub mod trace;
 pub mod workload;
 
+pub use cache::CacheFigures;
 pub use policy::Policy;
 pub use reuse::{Outcome, Share, TierFigures, replay};
 pub use runs::{Run, Runs};

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use state_pool::{PoolLayout, StatePool};
 
-use super::cache;
+use super::cache::{self, CacheFigures};
 use super::setup::{ReplayError, Setup};
 use super::workload::{Outline, Workload};
 use crate::scheduler::{
@@ -117,6 +117,8 @@ pub struct Outcome {
     pub device: TierFigures,
     /// The host.
     pub host: TierFigures,
+    /// What the cache did.
+    pub cache: CacheFigures,
     /// The scheduler's counts.
     pub scheduler: SchedulerStats,
     /// Transfers from the device to the host.
@@ -151,6 +153,7 @@ pub fn replay(
         assert!(idle_steps < MOST_IDLE_STEPS, "the scheduler stands still, {open} requests open");
     }
     let mut outcome = replay.outcome;
+    outcome.cache.read(&replay.scheduler);
     outcome.scheduler = replay.scheduler.stats();
     outcome.time = start.elapsed();
     Ok(outcome)
@@ -191,6 +194,7 @@ impl<'w> Replay<'w> {
             second_half: Share::default(),
             device: TierFigures::new(scheduler.device().layout()),
             host: TierFigures::new(scheduler.host().layout()),
+            cache: CacheFigures::default(),
             scheduler: SchedulerStats::default(),
             transfers_out: 0,
             transfers_in: 0,
@@ -265,7 +269,7 @@ impl<'w> Replay<'w> {
     fn close(&mut self, index: usize) {
         let Open { id, request: number, first_computed, .. } = self.open.remove(index);
         self.look();
-        cache::finish(&mut self.scheduler, id);
+        self.outcome.cache.finish(&mut self.scheduler, id);
         let request = &self.workload.requests[number];
         let prompt_tokens = request.prompt.len();
         // Without a span the first token came from a state at the prompt's end.

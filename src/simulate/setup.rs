@@ -2,6 +2,7 @@
 
 use state_pool::{LayoutError, PoolLayout, StatePool, Tier, TierSizes};
 
+use super::cache;
 use super::policy::Policy;
 use super::workload::Workload;
 use crate::config::{DEFAULT_MAX_NUM_SEQS, DEFAULT_PREFILL_FLOOR, DEFAULT_WATERMARK_PERCENT};
@@ -107,7 +108,9 @@ impl Setup {
                 link_bytes_per_second: f64::INFINITY,
                 tokens_per_second: f64::INFINITY,
             },
+            audit_percent: 0.0,
             park_every: None,
+            reuse: Some(cache::rules(self)),
         };
         let pools = (StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host));
         Ok(Scheduler::new(limits, pools.0, pools.1))

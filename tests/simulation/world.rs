@@ -223,7 +223,7 @@ impl World {
         let longest = (most_prompt + most_answer).div_ceil(BLOCK_LEN);
         let page_blocks = (slot_bytes.max(4096) / 4096).max(1);
         // The device holds the longest sequence, and little more, or much.
-        let room = if random.one_in(3) { 24 } else { 5 };
+        let room = [1, 5, 5, 24][random.below(4)];
         let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(room);
         // From a host that holds hardly one sequence to one that holds several.
         let host_pages = if random.one_in(2) { 2 } else { 2 + random.below(2 * device_pages) };
@@ -322,6 +322,12 @@ impl World {
             idle = if before == after { idle + 1 } else { 0 };
             // A long prompt is computed over many steps without a token.
             if idle > STUCK || (!moved && self.to_come == 0 && idle > 8) {
+                if std::env::var("DBG").is_ok() {
+                    eprintln!("DBG {:?} {:?} {:?}", self.scheduler.occupancy(), self.scheduler.stats(), self.scheduler.pools());
+                    eprintln!("DBG {:?}", self.scheduler.tree_stats());
+                    eprintln!("DBG {:?}", self.limits);
+                    for id in self.streams.keys() { let s = self.scheduler.sequence(*id).unwrap(); eprintln!("DBG {id:?} prompt {} tokens {} computed {} place {}", s.prompt_len(), s.tokens().len(), s.computed(), &format!("{:?}", s.place())[..20]); }
+                }
                 return Err(self.story("no progress"));
             }
         }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::sizes::Sizes;
 use crate::cli::output::grouped;
-use crate::simulate::{DeviceMemory, Outcome, Setup, Share, TierFigures, Workload};
+use crate::simulate::{CacheFigures, DeviceMemory, Outcome, Setup, Share, TierFigures, Workload};
 
 /// The figures of a replay. Field names are the keys of the JSON form.
 #[derive(Debug, Serialize)]
@@ -23,6 +23,8 @@ pub struct Report {
     all: ShareReport,
     first_half: ShareReport,
     second_half: ShareReport,
+    #[serde(flatten)]
+    cache: CacheFigures,
     transfers_out: u64,
     transfers_in: u64,
     swapped_bytes: u64,
@@ -89,6 +91,7 @@ impl Report {
             all: outcome.all.into(),
             first_half: outcome.first_half.into(),
             second_half: outcome.second_half.into(),
+            cache: outcome.cache,
             transfers_out: outcome.transfers_out,
             transfers_in: outcome.transfers_in,
             swapped_bytes: scheduler.swapped_bytes,
@@ -124,6 +127,23 @@ impl fmt::Display for Report {
             "\nstates     {} on the device at most, {} on the host",
             grouped(self.device.figures.most_states),
             grouped(self.host.figures.most_states),
+        )?;
+        let cache = &self.cache;
+        writeln!(
+            f,
+            "snapshots  {} taken, {} left out; {} evicted, {} of the host; {} demoted, {} promoted",
+            grouped(cache.snapshots),
+            grouped(cache.left_out),
+            grouped(cache.evicted),
+            grouped(cache.host_evicted),
+            grouped(cache.demoted),
+            grouped(cache.promoted),
+        )?;
+        writeln!(
+            f,
+            "matched    {} tokens, {} of them computed again",
+            grouped(cache.matched_tokens),
+            grouped(cache.replayed_tokens),
         )?;
         writeln!(
             f,
