@@ -31,7 +31,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// A kind of unit: [`Block`] or [`Slot`], and no other.
+/// A kind of unit: [`Block`], [`Slot`] or [`Packed`], and no other.
 pub trait Kind: Kept + fmt::Debug + Copy + Ord + Hash {
     /// The unit's name in messages.
     const NAME: &'static str;
@@ -45,6 +45,10 @@ pub enum Block {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slot {}
 
+/// Names the kind of a [`PackedHandle`] and a [`PackedId`]; has no values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Packed {}
+
 impl Kind for Block {
     const NAME: &'static str = "block";
 }
@@ -53,14 +57,22 @@ impl Kind for Slot {
     const NAME: &'static str = "slot";
 }
 
+impl Kind for Packed {
+    const NAME: &'static str = "packed slot";
+}
+
 /// Holds one block.
 pub type BlockHandle = Handle<Block>;
 /// Holds one slot.
 pub type SlotHandle = Handle<Slot>;
+/// Holds one packed slot.
+pub type PackedHandle = Handle<Packed>;
 /// Names one block of a tier, without holding it.
 pub type BlockId = Id<Block>;
 /// Names one slot of a tier, without holding it.
 pub type SlotId = Id<Slot>;
+/// Names one packed slot of a tier, without holding it.
+pub type PackedId = Id<Packed>;
 
 /// Names one unit of a tier, without holding it.
 ///
@@ -154,6 +166,7 @@ mod tests {
         assert_eq!((handle.id().index(), handle.tier()), (7, Tier::Host));
         handle.end();
         assert_eq!(format!("{:?}", BlockId::new(3)), "block 3");
+        assert_eq!(PackedId::new(2).to_string(), "packed slot 2");
     }
 
     #[test]

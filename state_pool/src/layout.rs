@@ -4,15 +4,17 @@
 //!  arena   |          page 0           |          page 1           | ...
 //!  slots   | slot 0       | slot 1     |
 //!  blocks                              | b6 | b7 | b8 | b9 | 10 | 11 |
+//!  packed slots                        | p4  | p5  | p6  | p7  |    |   if page 1 holds these
 //! ```
 //!
-//! A page starts at a multiple of the page's bytes and holds either slots or blocks, one behind
-//! the other; what is left at its end is lost. Units are numbered as if every page held their
-//! kind, so an id gives its page by a division. A unit of zero bytes lies on no page.
+//! A page starts at a multiple of the page's bytes and holds slots, blocks or packed slots, one
+//! behind the other; what is left at its end is lost. Its size follows from slot and block; packed
+//! slots take what it has. Units are numbered as if every page held their kind, so an id gives its
+//! page by a division. A slot or block of zero bytes lies on no page.
 
 use thiserror::Error;
 
-use crate::handle::{BlockId, SlotId};
+use crate::handle::{BlockId, PackedId, SlotId};
 
 /// Tokens in a block.
 pub const BLOCK_LEN: usize = 64;
@@ -33,6 +35,8 @@ pub struct TierSizes {
     pub slot_bytes: usize,
     /// Bytes of a block; 0 for a model without attention layers.
     pub block_bytes: usize,
+    /// Bytes of a packed slot, at most those of a slot; 0 if the tier has none.
+    pub packed_bytes: usize,
     /// Bytes the tier's arena may take.
     pub memory_bytes: usize,
     /// The most slots held at once if `slot_bytes` is 0 (no memory bounds them); else unused.
@@ -47,6 +51,8 @@ pub struct PoolLayout {
     pub slot_bytes: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
+    /// Bytes of a packed slot; 0 if the tier has none.
+    pub packed_bytes: usize,
     /// Bytes of a page.
     pub page_bytes: usize,
     /// Pages in the arena.
@@ -55,6 +61,8 @@ pub struct PoolLayout {
     pub slots_per_page: usize,
     /// Blocks a page holds; 0 if blocks have zero bytes.
     pub blocks_per_page: usize,
+    /// Packed slots a page holds; 0 if the tier has none.
+    pub packed_per_page: usize,
     /// The most slots held at once if slots have zero bytes; else 0.
     pub max_zero_byte_slots: usize,
 }
@@ -86,14 +94,27 @@ pub enum LayoutError {
     },
     /// No page for these units can be addressed.
     #[error(
-        "no addressable memory holds pages for a slot of {slot_bytes} bytes and a block of \
-         {block_bytes} bytes"
+        "no addressable memory holds pages for a slot of {slot_bytes} bytes, a block of \
+         {block_bytes} bytes and a packed slot of {packed_bytes} bytes"
     )]
     Unaddressable {
         /// Bytes of a slot.
         slot_bytes: usize,
         /// Bytes of a block.
         block_bytes: usize,
+        /// Bytes of a packed slot; 0 if there are none.
+        packed_bytes: usize,
+    },
+    /// A packed slot is larger than the slot it stands for, so a page may not hold it.
+    #[error(
+        "packed_bytes is {packed_bytes}, allowed: at most the {slot_bytes} bytes of the slot that \
+         is packed"
+    )]
+    PackedTooLarge {
+        /// Bytes of a packed slot.
+        packed_bytes: usize,
+        /// Bytes of a slot.
+        slot_bytes: usize,
     },
     /// The model remembers nothing, so there is nothing to account for.
     #[error("neither slots nor blocks have bytes; a model remembers at least one of them")]
@@ -116,19 +137,24 @@ impl PoolLayout {
     /// When the memory holds no sequence, or more units than can be numbered, or the sizes
     /// themselves cannot be served.
     pub fn new(sizes: TierSizes) -> Result<PoolLayout, LayoutError> {
-        let TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots } = sizes;
+        let TierSizes { slot_bytes, block_bytes, packed_bytes, memory_bytes, .. } = sizes;
+        let max_zero_byte_slots = sizes.max_zero_byte_slots;
         if slot_bytes == 0 && block_bytes == 0 {
             return Err(LayoutError::NoUnits);
         }
         if slot_bytes == 0 && !(1..=MAX_UNITS).contains(&max_zero_byte_slots) {
             return Err(LayoutError::ZeroByteSlots { max_zero_byte_slots, max: MAX_UNITS });
         }
+        if packed_bytes > slot_bytes {
+            return Err(LayoutError::PackedTooLarge { packed_bytes, slot_bytes });
+        }
+        let unaddressable = LayoutError::Unaddressable { slot_bytes, block_bytes, packed_bytes };
         // A slot and a block never lie on one page.
         let needed_pages = [slot_bytes, block_bytes].iter().filter(|bytes| **bytes > 0).count();
         let page_bytes = choose_page_bytes(slot_bytes, block_bytes);
         let needed_bytes = page_bytes.and_then(|page_bytes| page_bytes.checked_mul(needed_pages));
         let (Some(page_bytes), Some(needed_bytes)) = (page_bytes, needed_bytes) else {
-            return Err(LayoutError::Unaddressable { slot_bytes, block_bytes });
+            return Err(unaddressable);
         };
         if memory_bytes < needed_bytes {
             return Err(LayoutError::TooSmall { memory_bytes, needed_bytes });
@@ -136,9 +162,10 @@ impl PoolLayout {
         let pages = memory_bytes / page_bytes;
         let slots_per_page = page_bytes.checked_div(slot_bytes).unwrap_or(0);
         let blocks_per_page = page_bytes.checked_div(block_bytes).unwrap_or(0);
-        let max_pages = MAX_UNITS / slots_per_page.max(blocks_per_page);
+        let packed_per_page = page_bytes.checked_div(packed_bytes).unwrap_or(0);
+        let max_pages = MAX_UNITS / slots_per_page.max(blocks_per_page).max(packed_per_page);
         if max_pages < needed_pages {
-            return Err(LayoutError::Unaddressable { slot_bytes, block_bytes });
+            return Err(unaddressable);
         }
         if pages > max_pages {
             // At most this many bytes, since more pages than that fit the memory given.
@@ -148,10 +175,12 @@ impl PoolLayout {
         Ok(PoolLayout {
             slot_bytes,
             block_bytes,
+            packed_bytes,
             page_bytes,
             pages,
             slots_per_page,
             blocks_per_page,
+            packed_per_page,
             max_zero_byte_slots: if slot_bytes == 0 { max_zero_byte_slots } else { 0 },
         })
     }
@@ -166,7 +195,7 @@ impl PoolLayout {
         self.pages * self.page_bytes
     }
 
-    /// The most slots there can be, when no page holds blocks.
+    /// The most slots there can be, when all pages hold them.
     pub fn max_slots(&self) -> usize {
         if self.slot_bytes == 0 {
             self.max_zero_byte_slots
@@ -175,9 +204,14 @@ impl PoolLayout {
         }
     }
 
-    /// The most blocks there can be, when no page holds slots.
+    /// The most blocks there can be, when all pages hold them.
     pub fn max_blocks(&self) -> usize {
         if self.block_bytes == 0 { MAX_UNITS } else { self.pages * self.blocks_per_page }
+    }
+
+    /// The most packed slots there can be, when all pages hold them; 0 if the tier has none.
+    pub fn max_packed(&self) -> usize {
+        self.pages * self.packed_per_page
     }
 
     /// The byte offset of a slot in the arena; 0 if slots have zero bytes.
@@ -198,6 +232,16 @@ impl PoolLayout {
     pub fn block_offset(&self, block: BlockId) -> usize {
         assert!(block.index() < self.max_blocks(), "{block} of {} blocks", self.max_blocks());
         self.offset(block.index(), self.blocks_per_page, self.block_bytes)
+    }
+
+    /// The byte offset of a packed slot in the arena.
+    ///
+    /// # Panics
+    ///
+    /// If the id is not one of this layout.
+    pub fn packed_offset(&self, packed: PackedId) -> usize {
+        assert!(packed.index() < self.max_packed(), "{packed} of {}", self.max_packed());
+        self.offset(packed.index(), self.packed_per_page, self.packed_bytes)
     }
 
     fn offset(&self, index: usize, per_page: usize, unit_bytes: usize) -> usize {

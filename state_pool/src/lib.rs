@@ -1,10 +1,11 @@
 //! Accounts for who holds which block and which slot of a tier, without touching a byte.
 //!
 //! A *block* is the per-token memory of [`BLOCK_LEN`] tokens, all attention layers together. A
-//! *slot* is one sequence's recurrent state. A *unit* is either. Both lie on *pages* of one arena
-//! per tier; a page holds units of one kind and changes kind when it is empty. The arena itself
-//! belongs to somebody else: this crate knows sizes and offsets, never contents, and does no I/O,
-//! reads no clock and starts no threads.
+//! *slot* is one sequence's recurrent state; a *packed slot* is such a state in fewer bytes, for
+//! tiers that keep what nobody computes with. A *unit* is any of them. They lie on *pages* of one
+//! arena per tier; a page holds units of one kind and changes kind when it is empty. The arena
+//! itself belongs to somebody else: this crate knows sizes and offsets, never contents, and does no
+//! I/O, reads no clock and starts no threads.
 //!
 //! # The contract
 //!
@@ -15,9 +16,9 @@
 //!   old one by its id; whoever must write a shared block copies it first.
 //! - **All or nothing.** [`StatePool::fits`] says exactly what [`StatePool::allocate`] will do,
 //!   and a refusal touches nothing.
-//! - **What is still read is not free.** A plan carries ids ([`BlockId`], [`SlotId`]), which are
-//!   plain numbers and hold nothing. Whoever makes the plan keeps the handles behind these ids
-//!   until the plan is committed, and releases them then.
+//! - **What is still read is not free.** A plan carries ids ([`BlockId`], [`SlotId`],
+//!   [`PackedId`]), which are plain numbers and hold nothing. Whoever makes the plan keeps the
+//!   handles behind these ids until the plan is committed, and releases them then.
 //! - The same calls in the same order give the same ids. Nothing here depends on addresses,
 //!   hashing or time.
 //!
@@ -36,23 +37,26 @@
 //!
 //!  arena         | b0 b1 b2 |    s0    | b3 -- -- |    s1    |   free   |   free   |
 //!                  page 0     page 1     page 2     page 3     page 4     page 5
+//!
+//!  host arena    | b0 b1 -- |  p0  --  |   free   |   A's first 128 tokens kept: p0 is packed
 //! ```
 //!
 //! When A is released, b0 and b1 stay (B holds them), b2 and s0 are free; page 1 is empty and may
-//! hold blocks or slots next. A page here takes three blocks or one slot; [`PoolLayout`] says how
-//! many it is for given sizes.
+//! hold units of any kind next. A page here takes three blocks, one slot or two packed slots;
+//! [`PoolLayout`] says how many it is for given sizes.
 //!
 //! # The life of a handle
 //!
 //! ```text
-//!  alloc_block, alloc_slot, allocate        release, not the last
+//!  alloc_block, alloc_slot, allocate,       release, not the last
+//!  alloc_packed, allocate_packed
 //!            |                                  +-------+
 //!            v              share               |       v
 //!     sole (1 handle) -----------------> shared (n handles)
 //!            |        <-----------------
 //!            |         release, one is left
 //!            v release
-//!     the place is free; an empty page is free for either kind
+//!     the place is free; an empty page is free for any kind
 //! ```
 //!
 //! A live handle that is dropped instead of released would leave its unit held for ever, so the
@@ -64,6 +68,7 @@
 //! let layout = PoolLayout::new(TierSizes {
 //!     slot_bytes: 12_288,
 //!     block_bytes: 4_096,
+//!     packed_bytes: 0,
 //!     memory_bytes: 6 * 12_288,
 //!     max_zero_byte_slots: 0,
 //! })?;
@@ -85,7 +90,10 @@ mod pool;
 mod sequence_state;
 mod units;
 
-pub use handle::{Block, BlockHandle, BlockId, Handle, Id, Kind, Slot, SlotHandle, SlotId, Tier};
+pub use handle::{
+    Block, BlockHandle, BlockId, Handle, Id, Kind, Packed, PackedHandle, PackedId, Slot,
+    SlotHandle, SlotId, Tier,
+};
 pub use layout::{BLOCK_LEN, LayoutError, PoolLayout, TierSizes};
 pub use pool::{Allocation, PoolError, PoolStats, StatePool};
 pub use sequence_state::{BlockTable, SequenceState};

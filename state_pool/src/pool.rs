@@ -1,14 +1,17 @@
-//! The dual pool of one tier: slots and blocks on pages of one arena, with no fixed ratio.
+//! The pool of one tier: slots, blocks and packed slots on pages of one arena, with no fixed ratio.
 //!
 //! A page is free or holds units of one kind. Units are placed on the fullest page of their kind
 //! (of equally full ones on the lowest), and when all are full on the lowest free page. A page
-//! that empties is free again for either kind.
+//! that empties is free again for any kind.
 
 use std::collections::BTreeSet;
 
 use thiserror::Error;
 
-use crate::handle::{Block, BlockHandle, BlockId, Handle, Kind, Slot, SlotHandle, SlotId, Tier};
+use crate::handle::{
+    Block, BlockHandle, BlockId, Handle, Kind, Packed, PackedHandle, PackedId, Slot, SlotHandle,
+    SlotId, Tier,
+};
 use crate::layout::PoolLayout;
 use crate::units::{UnitStats, Units};
 
@@ -20,6 +23,7 @@ pub struct StatePool {
     free_pages: BTreeSet<u32>,
     blocks: Units<Block>,
     slots: Units<Slot>,
+    packed: Units<Packed>,
 }
 
 /// Why a pool did not give units; nothing was taken.
@@ -41,6 +45,22 @@ pub enum PoolError {
         free_blocks: usize,
         /// Slots that would be given if no block was asked for.
         free_slots: usize,
+    },
+    /// The free places do not suffice for a packed slot, or for it and its blocks.
+    #[error(
+        "the {tier} tier has no room for {blocks} blocks and a packed slot now: it has room for \
+         {free_blocks} blocks if it takes no packed slot, or for {free_packed} packed slots if it \
+         takes no block"
+    )]
+    NoRoomPacked {
+        /// The tier asked.
+        tier: Tier,
+        /// Blocks asked for beside the packed slot.
+        blocks: usize,
+        /// Blocks that would be given if no packed slot was asked for.
+        free_blocks: usize,
+        /// Packed slots that would be given if no block was asked for.
+        free_packed: usize,
     },
 }
 
@@ -65,6 +85,8 @@ pub struct PoolStats {
     pub blocks: UnitStats,
     /// The pool's slots.
     pub slots: UnitStats,
+    /// The pool's packed slots.
+    pub packed: UnitStats,
 }
 
 impl StatePool {
@@ -78,9 +100,14 @@ impl StatePool {
             0 => Units::of_zero_bytes(layout.max_slots()),
             per_page => Units::on_pages(layout.pages, per_page),
         };
+        // Without packed slots there are none to give, as if all of them were held.
+        let packed = match layout.packed_per_page {
+            0 => Units::of_zero_bytes(0),
+            per_page => Units::on_pages(layout.pages, per_page),
+        };
         // A layout numbers all its units, and so its pages, with a u32.
         let free_pages = (0..layout.pages as u32).collect();
-        StatePool { tier, layout, free_pages, blocks, slots }
+        StatePool { tier, layout, free_pages, blocks, slots, packed }
     }
 
     /// The tier this pool accounts for.
@@ -98,14 +125,19 @@ impl StatePool {
         self.free_pages.len()
     }
 
-    /// The most blocks that could be taken now, if no slot is.
+    /// The most blocks that could be taken now, if nothing else is.
     pub fn free_blocks(&self) -> usize {
         self.blocks.free(self.free_pages.len())
     }
 
-    /// The most slots that could be taken now, if no block is.
+    /// The most slots that could be taken now, if nothing else is.
     pub fn free_slots(&self) -> usize {
         self.slots.free(self.free_pages.len())
+    }
+
+    /// The most packed slots that could be taken now, if nothing else is.
+    pub fn free_packed(&self) -> usize {
+        self.packed.free(self.free_pages.len())
     }
 
     /// The free pages that so many units would take beside the free places on pages of their
@@ -124,8 +156,29 @@ impl StatePool {
     ///
     /// With fewer free pages than that already, nothing fits, not even on open pages.
     pub fn fits_above(&self, watermark_pages: usize, blocks: usize, slots: usize) -> bool {
+        self.has_pages_above(watermark_pages, self.pages_needed(blocks, slots))
+    }
+
+    /// The free pages that so many blocks and one packed slot would take, as
+    /// [`pages_needed`](StatePool::pages_needed) counts them; none if the tier has no packed slots.
+    pub fn pages_needed_packed(&self, blocks: usize) -> Option<usize> {
+        let pages = self.blocks.pages_needed(blocks)?;
+        Some(pages.saturating_add(self.packed.pages_needed(1)?))
+    }
+
+    /// True exactly if [`allocate_packed`](StatePool::allocate_packed) would give so many blocks.
+    pub fn fits_packed(&self, blocks: usize) -> bool {
+        self.fits_packed_above(0, blocks)
+    }
+
+    /// True if so many blocks and one packed slot fit and at least `watermark_pages` pages are
+    /// free afterwards.
+    pub fn fits_packed_above(&self, watermark_pages: usize, blocks: usize) -> bool {
+        self.has_pages_above(watermark_pages, self.pages_needed_packed(blocks))
+    }
+
+    fn has_pages_above(&self, watermark_pages: usize, needed: Option<usize>) -> bool {
         let spendable = self.free_pages.len().checked_sub(watermark_pages);
-        let needed = self.pages_needed(blocks, slots);
         matches!((needed, spendable), (Some(needed), Some(spendable)) if needed <= spendable)
     }
 
@@ -142,6 +195,23 @@ impl StatePool {
         let blocks = blocks.collect();
         let slots = (0..slots).map(|_| self.take::<Slot>().expect("fits() is exact"));
         Ok(Allocation { blocks, slots: slots.collect() })
+    }
+
+    /// Takes so many blocks and one packed slot, or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoRoomPacked`] if they do not all fit, or the tier has no packed slots.
+    pub fn allocate_packed(
+        &mut self,
+        blocks: usize,
+    ) -> Result<(Vec<BlockHandle>, PackedHandle), PoolError> {
+        if !self.fits_packed(blocks) {
+            return Err(self.no_room_packed(blocks));
+        }
+        let blocks = (0..blocks).map(|_| self.take::<Block>().expect("fits_packed() is exact"));
+        let blocks = blocks.collect();
+        Ok((blocks, self.take().expect("fits_packed() is exact")))
     }
 
     /// Takes one block.
@@ -162,6 +232,15 @@ impl StatePool {
         self.take().ok_or_else(|| self.no_room(0, 1))
     }
 
+    /// Takes one packed slot.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoRoomPacked`] if none is free, or the tier has no packed slots.
+    pub fn alloc_packed(&mut self) -> Result<PackedHandle, PoolError> {
+        self.take().ok_or_else(|| self.no_room_packed(0))
+    }
+
     fn take<K: Kind>(&mut self) -> Option<Handle<K>> {
         let tier = self.tier;
         let (units, free_pages) = K::units_mut(self);
@@ -171,6 +250,11 @@ impl StatePool {
     pub(crate) fn no_room(&self, blocks: usize, slots: usize) -> PoolError {
         let (free_blocks, free_slots) = (self.free_blocks(), self.free_slots());
         PoolError::NoRoom { tier: self.tier, blocks, slots, free_blocks, free_slots }
+    }
+
+    fn no_room_packed(&self, blocks: usize) -> PoolError {
+        let (free_blocks, free_packed) = (self.free_blocks(), self.free_packed());
+        PoolError::NoRoomPacked { tier: self.tier, blocks, free_blocks, free_packed }
     }
 
     /// Another handle of a unit: from now on nobody may write it.
@@ -191,6 +275,11 @@ impl StatePool {
     /// Names of the blocks that are held, in no order: for tests that watch what is free.
     pub fn held_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.blocks.held()
+    }
+
+    /// Names of the packed slots that are held, in no order: for tests that watch what is free.
+    pub fn held_packed(&self) -> impl Iterator<Item = PackedId> {
+        self.packed.held()
     }
 
     /// True if this handle is the unit's only one: its holder may write the unit.
@@ -226,6 +315,7 @@ impl StatePool {
             free_pages: self.free_pages.len(),
             blocks: self.blocks.stats(),
             slots: self.slots.stats(),
+            packed: self.packed.stats(),
         }
     }
 
@@ -237,10 +327,10 @@ impl StatePool {
     /// If they do not, which is a fault of this crate.
     pub fn check_counts(&self) {
         let stats = self.stats();
-        assert_eq!(stats.free_pages + stats.blocks.pages + stats.slots.pages, stats.pages);
-        assert!(
-            stats.blocks.held <= stats.blocks.handles && stats.slots.held <= stats.slots.handles
-        );
+        let kinds = [stats.blocks, stats.slots, stats.packed];
+        let used: usize = kinds.iter().map(|units| units.pages).sum();
+        assert_eq!(stats.free_pages + used, stats.pages);
+        assert!(kinds.iter().all(|units| units.held <= units.handles));
     }
 
     /// Scans every page and unit and asserts that free and held ones add up to all of them.
@@ -251,12 +341,16 @@ impl StatePool {
     pub fn check(&self) {
         self.blocks.check();
         self.slots.check();
+        self.packed.check();
         for page in 0..self.layout.pages as u32 {
-            let has_blocks = self.blocks.holds_page(page);
-            let has_slots = self.slots.holds_page(page);
-            let uses = [has_blocks, has_slots, self.free_pages.contains(&page)];
+            let uses = [
+                self.blocks.holds_page(page),
+                self.slots.holds_page(page),
+                self.packed.holds_page(page),
+                self.free_pages.contains(&page),
+            ];
             let count = uses.into_iter().filter(|is_so| *is_so).count();
-            assert_eq!(count, 1, "page {page} has blocks, has slots, is free: {uses:?}");
+            assert_eq!(count, 1, "page {page} has blocks, slots, packed slots, is free: {uses:?}");
         }
         self.check_counts();
     }
@@ -294,113 +388,15 @@ impl Kept for Slot {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::TierSizes;
-
-    /// Pages of three blocks or one slot.
-    fn pool(tier: Tier, pages: usize) -> StatePool {
-        let sizes = TierSizes {
-            slot_bytes: 3 * 4096,
-            block_bytes: 4096,
-            memory_bytes: pages * 3 * 4096,
-            max_zero_byte_slots: 0,
-        };
-        StatePool::new(tier, PoolLayout::new(sizes).expect("a layout"))
+impl Kept for Packed {
+    fn units(pool: &StatePool) -> &Units<Packed> {
+        &pool.packed
     }
 
-    fn release_all(pool: &mut StatePool, units: Allocation) {
-        units.blocks.into_iter().for_each(|block| assert!(pool.release(block)));
-        units.slots.into_iter().for_each(|slot| assert!(pool.release(slot)));
-        pool.check();
-    }
-
-    #[test]
-    fn a_refused_transaction_touches_nothing() {
-        let mut pool = pool(Tier::Device, 2);
-        let held = pool.allocate(2, 1).expect("two pages");
-        let before = pool.stats();
-        let error = pool.allocate(2, 0).expect_err("one place is left");
-        let PoolError::NoRoom { free_blocks, free_slots, .. } = error;
-        assert_eq!((free_blocks, free_slots, pool.stats()), (1, 0, before));
-        assert!(error.to_string().starts_with("the device tier has no room for 2 blocks"));
-        assert!(pool.fits(1, 0) && !pool.fits(1, 1) && !pool.fits(usize::MAX, usize::MAX));
-        assert!(pool.alloc_slot().is_err());
-        release_all(&mut pool, held);
-    }
-
-    #[test]
-    fn a_tier_without_memory_holds_nothing() {
-        for (slot_bytes, block_bytes) in [(3 * 4096, 4096), (0, 4096), (4096, 0)] {
-            let sizes = TierSizes {
-                slot_bytes,
-                block_bytes,
-                memory_bytes: 1 << 20,
-                max_zero_byte_slots: 4,
-            };
-            let layout = PoolLayout::new(sizes).expect("a layout").without_memory();
-            assert_eq!((layout.arena_bytes(), layout.max_slots()), (0, 0));
-            assert_eq!(layout.max_sequences(1, 0), 0);
-            let mut pool = StatePool::new(Tier::Host, layout);
-            assert!(!pool.fits(0, 1) && !pool.fits(1, 1) && pool.alloc_slot().is_err());
-            pool.check();
-        }
-    }
-
-    #[test]
-    fn an_empty_page_changes_kind() {
-        let mut pool = pool(Tier::Device, 2);
-        let slots = pool.allocate(0, 2).expect("all slots");
-        assert!(pool.alloc_block().is_err());
-        release_all(&mut pool, slots);
-        let blocks = pool.allocate(6, 0).expect("all blocks");
-        assert!(pool.alloc_slot().is_err());
-        assert_eq!(pool.stats().blocks.pages, 2);
-        release_all(&mut pool, blocks);
-    }
-
-    #[test]
-    fn the_watermark_counts_free_pages_that_stay() {
-        let mut pool = pool(Tier::Device, 4);
-        assert!(pool.fits_above(1, 6, 1) && !pool.fits_above(1, 7, 1));
-        let block = pool.alloc_block().expect("a page");
-        assert!(pool.fits_above(3, 2, 0) && !pool.fits_above(3, 3, 0));
-        assert!(!pool.fits_above(4, 1, 0), "below the watermark open places are not given");
-        assert!(pool.release(block));
-    }
-
-    #[test]
-    fn a_shared_unit_is_free_when_its_last_handle_is_released() {
-        let mut pool = pool(Tier::Host, 2);
-        let first = pool.alloc_slot().expect("a slot");
-        let second = pool.share(&first);
-        assert_eq!(first.id(), second.id());
-        assert!(!pool.is_sole(&first) && !pool.is_sole(&second));
-        assert_eq!((pool.stats().slots.held, pool.stats().slots.handles), (1, 2));
-        assert!(!pool.release(first));
-        assert!(pool.is_sole(&second));
-        assert!(pool.release(second));
-        pool.check();
-    }
-
-    #[test]
-    fn stranded_pages_are_those_that_packing_would_free() {
-        let mut pool = pool(Tier::Device, 3);
-        let mut held = pool.allocate(7, 0).expect("three pages");
-        // One block stays on each page; packed they would take one page.
-        for index in [5, 4, 2, 1] {
-            assert!(pool.release(held.blocks.remove(index)));
-        }
-        assert_eq!((pool.free_pages(), pool.stats().blocks.stranded_pages), (0, 2));
-        assert_eq!((pool.free_blocks(), pool.free_slots()), (6, 0));
-        release_all(&mut pool, held);
-    }
-
-    #[test]
-    #[should_panic(expected = "handle of host slot 0 given to the pool of another tier")]
-    fn a_handle_of_another_tier_is_refused() {
-        let slot = pool(Tier::Host, 2).alloc_slot().expect("a slot");
-        pool(Tier::Device, 2).release(slot);
+    fn units_mut(pool: &mut StatePool) -> (&mut Units<Packed>, &mut BTreeSet<u32>) {
+        (&mut pool.packed, &mut pool.free_pages)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -254,6 +254,7 @@ mod tests {
         let sizes = TierSizes {
             slot_bytes: 3 * 4096,
             block_bytes: 4096,
+            packed_bytes: 0,
             memory_bytes: pages * 3 * 4096,
             max_zero_byte_slots: 0,
         };

@@ -1,6 +1,6 @@
 //! The places of one kind of unit: which pages hold it, and how many handles each unit has.
 //!
-//! Free pages belong to the pool, since either kind may take one; they are passed in. Every
+//! Free pages belong to the pool, since any kind may take one; they are passed in. Every
 //! operation costs at most the logarithm of the number of pages.
 
 use std::collections::BTreeSet;

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use state_pool::{BlockHandle, Handle, Kind, PoolLayout, SlotHandle, StatePool, Tier, TierSizes};
+use state_pool::{
+    BlockHandle, Handle, Kind, PackedHandle, PoolLayout, SlotHandle, StatePool, Tier, TierSizes,
+};
 
 const SEEDS: u64 = 4_000;
 const CALLS: usize = 150;
@@ -29,23 +31,25 @@ impl Random {
 
 const BLOCKS: usize = 0;
 const SLOTS: usize = 1;
+const PACKED: usize = 2;
+const KINDS: [usize; 3] = [BLOCKS, SLOTS, PACKED];
 
 /// What is held of each kind: unit index to number of handles.
 #[derive(Clone)]
 struct Model {
     pages: usize,
     /// Places on a page by kind; 0 if units of the kind lie on no page.
-    per_page: [usize; 2],
-    limit: [usize; 2],
-    handles: [BTreeMap<usize, usize>; 2],
+    per_page: [usize; 3],
+    limit: [usize; 3],
+    handles: [BTreeMap<usize, usize>; 3],
 }
 
 impl Model {
     fn new(layout: &PoolLayout) -> Model {
         Model {
             pages: layout.pages,
-            per_page: [layout.blocks_per_page, layout.slots_per_page],
-            limit: [layout.max_blocks(), layout.max_slots()],
+            per_page: [layout.blocks_per_page, layout.slots_per_page, layout.packed_per_page],
+            limit: [layout.max_blocks(), layout.max_slots(), layout.max_packed()],
             handles: Default::default(),
         }
     }
@@ -56,7 +60,7 @@ impl Model {
     }
 
     fn is_free(&self, page: usize) -> bool {
-        self.held_on(BLOCKS, page) == 0 && self.held_on(SLOTS, page) == 0
+        KINDS.iter().all(|kind| self.held_on(*kind, page) == 0)
     }
 
     fn free_pages(&self) -> usize {
@@ -76,9 +80,9 @@ impl Model {
     }
 
     /// Puts units where they would go, without ids; false if one finds no page.
-    fn try_all(&self, counts: [usize; 2]) -> bool {
+    fn try_all(&self, counts: [usize; 3]) -> bool {
         let mut trial = self.clone();
-        for kind in [BLOCKS, SLOTS] {
+        for kind in KINDS {
             for _ in 0..counts[kind] {
                 let Some(page) = trial.next_page(kind) else { return false };
                 let first = page * trial.per_page[kind];
@@ -118,31 +122,35 @@ struct Run {
     model: Model,
     blocks: Vec<BlockHandle>,
     slots: Vec<SlotHandle>,
+    packed: Vec<PackedHandle>,
     random: Random,
     /// Calls that found room, and calls that did not.
     given: usize,
     refused: usize,
 }
 
-/// Sizes of slot and block in 4 KiB: the places on a page are given beside them.
-const SHAPES: [(usize, usize); 7] = [
-    (3, 1),  // 3 blocks or 1 slot
-    (1, 3),  // 1 block or 3 slots
-    (2, 3),  // 2 blocks or 3 slots
-    (1, 1),  // 1 block or 1 slot
-    (20, 1), // 20 blocks or 1 slot
-    (0, 1),  // 1 block; slots have no bytes
-    (2, 0),  // 1 slot; blocks have no bytes
+/// Sizes of slot, block and packed slot in 2 KiB: the places on a page are given beside them.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (6, 2, 2),  // 3 blocks, 1 slot or 3 packed slots
+    (2, 6, 1),  // 1 block, 3 slots or 6 packed slots
+    (4, 6, 4),  // 2 blocks, 3 slots or 3 packed slots
+    (2, 2, 2),  // 1 unit of any kind
+    (40, 2, 7), // 20 blocks, 1 slot or 5 packed slots
+    (4, 0, 1),  // 1 slot or 4 packed slots; blocks have no bytes
+    (6, 2, 0),  // 3 blocks or 1 slot; no packed slots
+    (0, 2, 0),  // 1 block; slots have no bytes
+    (4, 0, 0),  // 1 slot; blocks have no bytes
 ];
 
 impl Run {
     fn new(seed: u64) -> Run {
         let mut random = Random::new(seed);
-        let (slot, block) = SHAPES[random.below(SHAPES.len())];
+        let (slot, block, packed) = SHAPES[random.below(SHAPES.len())];
         let mut sizes = TierSizes {
-            slot_bytes: slot * 4096,
-            block_bytes: block * 4096,
-            memory_bytes: usize::MAX >> 20,
+            slot_bytes: slot * 2048,
+            block_bytes: block * 2048,
+            packed_bytes: packed * 2048,
+            memory_bytes: usize::MAX >> 24,
             max_zero_byte_slots: 1 + random.below(5),
         };
         let page_bytes = PoolLayout::new(sizes).expect("a layout").page_bytes;
@@ -150,33 +158,25 @@ impl Run {
         let layout = PoolLayout::new(sizes).expect("a layout");
         let model = Model::new(&layout);
         let pool = StatePool::new(Tier::Device, layout);
-        Run { pool, model, blocks: vec![], slots: vec![], random, given: 0, refused: 0 }
+        let (blocks, slots, packed) = (vec![], vec![], vec![]);
+        Run { pool, model, blocks, slots, packed, random, given: 0, refused: 0 }
     }
 
     fn alloc_one(&mut self) {
-        if self.random.below(2) == 0 {
-            match self.pool.alloc_block() {
-                Ok(block) => {
-                    self.model.note(BLOCKS, &block);
-                    self.blocks.push(block);
-                    self.given += 1;
-                }
-                Err(_) => assert_eq!(self.model.next_page(BLOCKS), None),
-            }
-        } else {
-            match self.pool.alloc_slot() {
-                Ok(slot) => {
-                    self.model.note(SLOTS, &slot);
-                    self.slots.push(slot);
-                    self.given += 1;
-                }
-                Err(_) => assert_eq!(self.model.next_page(SLOTS), None),
-            }
-        }
+        let kind = self.random.below(3);
+        let has_room = self.model.next_page(kind).is_some();
+        self.given += usize::from(has_room);
+        let model = &mut self.model;
+        let is_given = match kind {
+            BLOCKS => keep(model, kind, self.pool.alloc_block(), &mut self.blocks),
+            SLOTS => keep(model, kind, self.pool.alloc_slot(), &mut self.slots),
+            _ => keep(model, kind, self.pool.alloc_packed(), &mut self.packed),
+        };
+        assert_eq!(is_given, has_room);
     }
 
     fn allocate(&mut self) {
-        let counts = [self.random.below(10), self.random.below(4)];
+        let counts = [self.random.below(10), self.random.below(4), 0];
         let fits = self.pool.fits(counts[BLOCKS], counts[SLOTS]);
         assert_eq!(fits, self.model.try_all(counts), "fits {counts:?}");
         let before = self.pool.stats();
@@ -198,29 +198,41 @@ impl Run {
         }
     }
 
+    fn allocate_packed(&mut self) {
+        let counts = [self.random.below(10), 0, 1];
+        let fits = self.pool.fits_packed(counts[BLOCKS]);
+        assert_eq!(fits, self.model.try_all(counts), "fits {counts:?}");
+        let before = self.pool.stats();
+        match self.pool.allocate_packed(counts[BLOCKS]) {
+            Ok((blocks, packed)) => {
+                assert!(fits && blocks.len() == counts[BLOCKS]);
+                blocks.iter().for_each(|block| self.model.note(BLOCKS, block));
+                self.model.note(PACKED, &packed);
+                self.blocks.extend(blocks);
+                self.packed.push(packed);
+                self.given += 1;
+            }
+            Err(_) => {
+                assert!(!fits);
+                assert_eq!(self.pool.stats(), before);
+                self.refused += 1;
+            }
+        }
+    }
+
     fn share(&mut self) {
-        if let Some(block) = pick(&mut self.random, &self.blocks) {
-            self.model.share(BLOCKS, self.blocks[block].id().index());
-            self.blocks.push(self.pool.share(&self.blocks[block]));
-        }
-        if let Some(slot) = pick(&mut self.random, &self.slots) {
-            self.model.share(SLOTS, self.slots[slot].id().index());
-            self.slots.push(self.pool.share(&self.slots[slot]));
-        }
+        let (pool, model, random) = (&mut self.pool, &mut self.model, &mut self.random);
+        share_one(pool, model, random, BLOCKS, &mut self.blocks);
+        share_one(pool, model, random, SLOTS, &mut self.slots);
+        share_one(pool, model, random, PACKED, &mut self.packed);
     }
 
     fn release(&mut self, most: usize) {
         for _ in 0..self.random.below(most) {
-            if let Some(block) = pick(&mut self.random, &self.blocks) {
-                let block = self.blocks.swap_remove(block);
-                let is_last = self.model.release(BLOCKS, block.id().index());
-                assert_eq!(self.pool.release(block), is_last);
-            }
-            if let Some(slot) = pick(&mut self.random, &self.slots) {
-                let slot = self.slots.swap_remove(slot);
-                let is_last = self.model.release(SLOTS, slot.id().index());
-                assert_eq!(self.pool.release(slot), is_last);
-            }
+            let (pool, model, random) = (&mut self.pool, &mut self.model, &mut self.random);
+            release_one(pool, model, random, BLOCKS, &mut self.blocks);
+            release_one(pool, model, random, SLOTS, &mut self.slots);
+            release_one(pool, model, random, PACKED, &mut self.packed);
         }
     }
 
@@ -229,28 +241,72 @@ impl Run {
         let stats = self.pool.stats();
         let free_pages = self.model.free_pages();
         assert_eq!((stats.free_pages, self.pool.free_pages()), (free_pages, free_pages));
-        assert_eq!(stats.blocks.held, self.model.handles[BLOCKS].len());
-        assert_eq!(stats.slots.held, self.model.handles[SLOTS].len());
-        assert_eq!(stats.blocks.handles, self.blocks.len());
-        assert_eq!(stats.slots.handles, self.slots.len());
-        for block in &self.blocks {
-            let is_sole = self.model.handles[BLOCKS][&block.id().index()] == 1;
-            assert_eq!(self.pool.is_sole(block), is_sole);
+        let handles = [self.blocks.len(), self.slots.len(), self.packed.len()];
+        for (kind, units) in [stats.blocks, stats.slots, stats.packed].into_iter().enumerate() {
+            assert_eq!(units.held, self.model.handles[kind].len());
+            assert_eq!(units.handles, handles[kind]);
         }
-        for slot in &self.slots {
-            let is_sole = self.model.handles[SLOTS][&slot.id().index()] == 1;
-            assert_eq!(self.pool.is_sole(slot), is_sole);
+        self.check_soles(BLOCKS, &self.blocks);
+        self.check_soles(SLOTS, &self.slots);
+        self.check_soles(PACKED, &self.packed);
+    }
+
+    fn check_soles<K: Kind>(&self, kind: usize, held: &[Handle<K>]) {
+        for handle in held {
+            let is_sole = self.model.handles[kind][&handle.id().index()] == 1;
+            assert_eq!(self.pool.is_sole(handle), is_sole);
         }
     }
 
     fn finish(mut self) {
-        while !self.blocks.is_empty() || !self.slots.is_empty() {
+        while !(self.blocks.is_empty() && self.slots.is_empty() && self.packed.is_empty()) {
             self.release(10);
         }
         self.check();
         assert_eq!(self.pool.free_pages(), self.pool.layout().pages);
         assert_eq!(self.pool.free_slots(), self.pool.layout().max_slots());
         assert_eq!(self.pool.free_blocks(), self.pool.layout().max_blocks());
+        assert_eq!(self.pool.free_packed(), self.pool.layout().max_packed());
+    }
+}
+
+/// Notes and keeps a unit that was given; false if none was.
+fn keep<K: Kind, E>(
+    model: &mut Model,
+    kind: usize,
+    unit: Result<Handle<K>, E>,
+    held: &mut Vec<Handle<K>>,
+) -> bool {
+    let Ok(unit) = unit else { return false };
+    model.note(kind, &unit);
+    held.push(unit);
+    true
+}
+
+fn share_one<K: Kind>(
+    pool: &mut StatePool,
+    model: &mut Model,
+    random: &mut Random,
+    kind: usize,
+    held: &mut Vec<Handle<K>>,
+) {
+    if let Some(index) = pick(random, held) {
+        model.share(kind, held[index].id().index());
+        held.push(pool.share(&held[index]));
+    }
+}
+
+fn release_one<K: Kind>(
+    pool: &mut StatePool,
+    model: &mut Model,
+    random: &mut Random,
+    kind: usize,
+    held: &mut Vec<Handle<K>>,
+) {
+    if let Some(index) = pick(random, held) {
+        let handle = held.swap_remove(index);
+        let is_last = model.release(kind, handle.id().index());
+        assert_eq!(pool.release(handle), is_last);
     }
 }
 
@@ -264,7 +320,8 @@ fn run(seed: u64) -> (usize, usize) {
     for _ in 0..CALLS {
         match run.random.below(10) {
             0..3 => run.alloc_one(),
-            3..6 => run.allocate(),
+            3..5 => run.allocate(),
+            5 => run.allocate_packed(),
             6 => run.share(),
             7..9 => run.release(4),
             _ => run.release(40),

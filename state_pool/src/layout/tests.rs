@@ -7,6 +7,7 @@ use crate::handle::Id;
 const KIMI_LINEAR: TierSizes = TierSizes {
     slot_bytes: 41_943_040 + 1_474_560 + 4_608,
     block_bytes: 64 * 8_064,
+    packed_bytes: 0,
     memory_bytes: 35_000_000_000,
     max_zero_byte_slots: 0,
 };
@@ -21,7 +22,13 @@ fn sizes(
     memory_bytes: usize,
 ) -> Result<PoolLayout, LayoutError> {
     let max_zero_byte_slots = if slot_bytes == 0 { 4 } else { 0 };
-    PoolLayout::new(TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots })
+    PoolLayout::new(TierSizes {
+        slot_bytes,
+        block_bytes,
+        packed_bytes: 0,
+        memory_bytes,
+        max_zero_byte_slots,
+    })
 }
 
 #[test]
@@ -122,6 +129,55 @@ fn slots_of_one_page_do_not_overlap_and_stay_on_it() {
 }
 
 #[test]
+fn packed_slots_change_neither_pages_nor_offsets_of_the_others() {
+    // Kimi-Linear's S in 8 bits with a scale per head and key channel; windows and row as they are.
+    let packed_bytes = 20 * (32 * 128 * (128 + 4)) + 1_474_560 + 4_608;
+    let with = PoolLayout::new(TierSizes { packed_bytes, ..KIMI_LINEAR }).expect("it fits");
+    let without = PoolLayout::new(KIMI_LINEAR).expect("it fits");
+    assert_eq!((with.packed_per_page, with.max_packed()), (3, 3 * 805));
+    assert_eq!((without.packed_per_page, without.max_packed()), (0, 0));
+    assert_eq!(PoolLayout { packed_bytes: 0, packed_per_page: 0, ..with.clone() }, without);
+    assert_eq!(with.packed_offset(Id::new(3 * 7 + 2)), 7 * 43_425_792 + 2 * packed_bytes);
+    assert_eq!(with.without_memory().max_packed(), 0);
+}
+
+#[test]
+fn packed_slots_of_one_page_do_not_overlap_and_stay_on_it() {
+    for packed_bytes in [1, 64, 128, 192] {
+        let sizes = TierSizes {
+            slot_bytes: 192,
+            block_bytes: 320,
+            packed_bytes,
+            memory_bytes: 1 << 14,
+            max_zero_byte_slots: 0,
+        };
+        let layout = PoolLayout::new(sizes).expect("a layout");
+        let starts = (0..layout.max_packed()).map(|i| layout.packed_offset(Id::new(i as u32)));
+        let starts: Vec<usize> = starts.collect();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= packed_bytes));
+        let on_page = |start: &usize| start % layout.page_bytes + packed_bytes <= layout.page_bytes;
+        assert!(starts.iter().all(on_page) && starts.len() >= layout.max_slots());
+        assert!(starts.iter().all(|start| start + packed_bytes <= layout.arena_bytes()));
+    }
+}
+
+#[test]
+fn a_packed_slot_larger_than_a_slot_is_refused_by_name() {
+    for (slot_bytes, packed_bytes) in [(4_096, 4_097), (0, 1)] {
+        let sizes = TierSizes { slot_bytes, packed_bytes, ..KIMI_LINEAR };
+        let sizes = TierSizes { max_zero_byte_slots: 1, ..sizes };
+        let error = PoolLayout::new(sizes).expect_err("it is no packed slot");
+        assert_eq!(error, LayoutError::PackedTooLarge { packed_bytes, slot_bytes });
+        let named = format!("packed_bytes is {packed_bytes}, allowed: at most the {slot_bytes}");
+        assert!(error.to_string().starts_with(&named), "{error}");
+    }
+    // More packed slots than ids on one page.
+    let sizes = TierSizes { slot_bytes: 1 << 40, packed_bytes: 1, ..KIMI_LINEAR };
+    let sizes = TierSizes { memory_bytes: 1 << 50, ..sizes };
+    assert!(matches!(PoolLayout::new(sizes), Err(LayoutError::Unaddressable { .. })));
+}
+
+#[test]
 #[should_panic(expected = "slot 10 of 10 slots")]
 fn an_id_of_another_layout_has_no_offset() {
     layout(4_096, 0, 10 * 4_096).slot_offset(Id::new(10));
@@ -144,8 +200,13 @@ fn errors_name_the_value_that_works() {
 #[test]
 fn absurd_sizes_are_errors_and_never_overflow() {
     assert_eq!(sizes(0, 0, 1), Err(LayoutError::NoUnits));
-    let none =
-        TierSizes { slot_bytes: 0, block_bytes: 64, memory_bytes: 640, max_zero_byte_slots: 0 };
+    let none = TierSizes {
+        slot_bytes: 0,
+        block_bytes: 64,
+        packed_bytes: 0,
+        memory_bytes: 640,
+        max_zero_byte_slots: 0,
+    };
     assert!(matches!(PoolLayout::new(none), Err(LayoutError::ZeroByteSlots { .. })));
     let sizes_of_note = [0, 1, 63, 4_095, 4_096, 1 << 31, 1 << 62, usize::MAX - 4_096, usize::MAX];
     for slot in sizes_of_note {
