@@ -173,6 +173,7 @@ fn pool_figures(
     let sizes = |memory_bytes| TierSizes {
         slot_bytes: layout.slot_bytes,
         block_bytes: layout.block_bytes,
+        packed_bytes: 0,
         memory_bytes,
         max_zero_byte_slots: u32::MAX as usize,
     };

@@ -42,6 +42,7 @@ impl Cache {
         let sizes = TierSizes {
             slot_bytes: 4096,
             block_bytes: 4096,
+            packed_bytes: 0,
             memory_bytes: 1 << 40,
             max_zero_byte_slots: 0,
         };

@@ -47,6 +47,7 @@
 //! let sizes = TierSizes {
 //!     slot_bytes: 12_288,
 //!     block_bytes: 4_096,
+//!     packed_bytes: 0,
 //!     memory_bytes: 8 * 12_288,
 //!     max_zero_byte_slots: 0,
 //! };

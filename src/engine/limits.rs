@@ -182,6 +182,7 @@ fn tier_sizes(model: &StateLayout, memory_bytes: usize, max_zero_byte_slots: usi
     TierSizes {
         slot_bytes: model.slot_bytes,
         block_bytes: model.block_bytes,
+        packed_bytes: 0,
         memory_bytes,
         max_zero_byte_slots,
     }

@@ -425,6 +425,7 @@ mod tests {
         let sizes = TierSizes {
             slot_bytes: 4096,
             block_bytes: 1024,
+            packed_bytes: 0,
             memory_bytes: 1 << 20,
             max_zero_byte_slots: 0,
         };

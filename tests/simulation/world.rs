@@ -231,6 +231,7 @@ impl World {
             let sizes = TierSizes {
                 slot_bytes,
                 block_bytes,
+                packed_bytes: 0,
                 memory_bytes: pages.max(2) * page_blocks * 4096,
                 max_zero_byte_slots: 3 + pages % 4,
             };

@@ -17,7 +17,13 @@ pub fn scheduler_of(
     change: impl FnOnce(&mut Limits),
 ) -> Scheduler {
     let layout = |memory_bytes| {
-        let sizes = TierSizes { slot_bytes, block_bytes, memory_bytes, max_zero_byte_slots: 1 };
+        let sizes = TierSizes {
+            slot_bytes,
+            block_bytes,
+            packed_bytes: 0,
+            memory_bytes,
+            max_zero_byte_slots: 1,
+        };
         PoolLayout::new(sizes).expect("a layout")
     };
     let device = layout(device_bytes);

@@ -58,6 +58,7 @@ impl Rig {
         let sizes = TierSizes {
             slot_bytes: layout.slot_bytes,
             block_bytes: layout.block_bytes,
+            packed_bytes: 0,
             memory_bytes: setting.memory,
             max_zero_byte_slots: 64,
         };

@@ -32,6 +32,7 @@ fn pool(tier: Tier, is_recurrent: bool, pages: usize) -> StatePool {
     let sizes = TierSizes {
         slot_bytes: if is_recurrent { page_bytes } else { 0 },
         block_bytes: 4096,
+        packed_bytes: 0,
         memory_bytes: pages * page_bytes,
         max_zero_byte_slots: 16,
     };
