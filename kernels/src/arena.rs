@@ -5,8 +5,10 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::ptr::NonNull;
 
+use bytemuck::Pod;
 use thiserror::Error;
 
 const ALIGN: usize = 64;
@@ -40,7 +42,8 @@ impl Arena {
     /// When the system refuses.
     pub fn new(bytes: usize) -> Result<Arena, ArenaError> {
         if bytes == 0 {
-            return Ok(Arena { start: NonNull::<f32>::dangling().cast(), bytes, padding: 0 });
+            let nowhere = const { NonZero::new(ALIGN).expect("an alignment is not zero") };
+            return Ok(Arena { start: NonNull::without_provenance(nowhere), bytes, padding: 0 });
         }
         let layout = layout(bytes).ok_or(ArenaError { bytes })?;
         // SAFETY: the layout's size is not zero.
@@ -60,10 +63,10 @@ impl Arena {
     /// `len` values at byte `offset`.
     ///
     /// # Panics
-    /// When they leave the arena or `offset` is not a multiple of 4.
-    pub fn f32s(&self, offset: usize, len: usize) -> &[f32] {
-        self.check(offset, len);
-        // SAFETY: in bounds and aligned by `check`; every bit pattern is an f32; `&self` keeps
+    /// When they leave the arena or `offset` is not a multiple of their alignment.
+    pub fn values<T: Pod>(&self, offset: usize, len: usize) -> &[T] {
+        check::<T>(self.bytes, offset, len);
+        // SAFETY: in bounds and aligned by `check`; every bit pattern is a `T`; `&self` keeps
         // writers out.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset).cast(), len) }
     }
@@ -71,11 +74,27 @@ impl Arena {
     /// `len` values at byte `offset`, to write.
     ///
     /// # Panics
-    /// As [`Arena::f32s`].
-    pub fn f32s_mut(&mut self, offset: usize, len: usize) -> &mut [f32] {
-        self.check(offset, len);
+    /// As [`Arena::values`].
+    pub fn values_mut<T: Pod>(&mut self, offset: usize, len: usize) -> &mut [T] {
+        check::<T>(self.bytes, offset, len);
         // SAFETY: as above; `&mut self` keeps all others out.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), len) }
+    }
+
+    /// [`Arena::values`] of `f32`.
+    ///
+    /// # Panics
+    /// When they leave the arena or `offset` is not a multiple of 4.
+    pub fn f32s(&self, offset: usize, len: usize) -> &[f32] {
+        self.values(offset, len)
+    }
+
+    /// [`Arena::values_mut`] of `f32`.
+    ///
+    /// # Panics
+    /// As [`Arena::f32s`].
+    pub fn f32s_mut(&mut self, offset: usize, len: usize) -> &mut [f32] {
+        self.values_mut(offset, len)
     }
 
     /// Copies `len` bytes from `source` to `target`; the two may overlap.
@@ -110,10 +129,6 @@ impl Arena {
     pub fn parts(&mut self) -> ArenaParts<'_> {
         ArenaParts { start: self.start.as_ptr(), bytes: self.bytes, arena: PhantomData }
     }
-
-    fn check(&self, offset: usize, len: usize) {
-        check(self.bytes, offset, len);
-    }
 }
 
 /// The allocation behind an arena of `bytes` bytes, with room to align it. An allocator that is
@@ -122,9 +137,12 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(ALIGN)?, 1).ok()
 }
 
-fn check(bytes: usize, offset: usize, len: usize) {
-    assert!(offset.is_multiple_of(4), "offset {offset} is not a multiple of 4");
-    let end = len.checked_mul(4).and_then(|len| len.checked_add(offset));
+#[inline]
+fn check<T: Pod>(bytes: usize, offset: usize, len: usize) {
+    const { assert!(align_of::<T>() <= ALIGN, "an arena starts at a multiple of 64") };
+    let align = align_of::<T>();
+    assert!(offset.is_multiple_of(align), "offset {offset} is not a multiple of {align}");
+    let end = len.checked_mul(size_of::<T>()).and_then(|len| len.checked_add(offset));
     assert!(end.is_some_and(|end| end <= bytes), "{len} values at {offset} leave {bytes} bytes");
 }
 
@@ -162,7 +180,7 @@ impl<'a> ArenaParts<'a> {
     /// As [`Arena::f32s`].
     #[inline]
     pub unsafe fn f32s(&self, offset: usize, len: usize) -> &'a [f32] {
-        check(self.bytes, offset, len);
+        check::<f32>(self.bytes, offset, len);
         // SAFETY: in bounds and aligned by `check`, not written by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.add(offset).cast(), len) }
     }
@@ -177,7 +195,21 @@ impl<'a> ArenaParts<'a> {
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn f32s_mut(&self, offset: usize, len: usize) -> &'a mut [f32] {
-        check(self.bytes, offset, len);
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { self.values_mut(offset, len) }
+    }
+
+    /// `len` values at byte `offset`, to write.
+    ///
+    /// # Safety
+    /// As [`ArenaParts::f32s_mut`].
+    ///
+    /// # Panics
+    /// As [`Arena::values`].
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn values_mut<T: Pod>(&self, offset: usize, len: usize) -> &'a mut [T] {
+        check::<T>(self.bytes, offset, len);
         // SAFETY: in bounds and aligned by `check`, unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(offset).cast(), len) }
     }
@@ -186,6 +218,27 @@ impl<'a> ArenaParts<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_of_any_width_lie_where_their_alignment_lets_them() {
+        let mut arena = Arena::new(64).expect("a small arena");
+        arena.values_mut::<u16>(2, 2).copy_from_slice(&[0x0201, 0x0403]);
+        assert_eq!(arena.values::<u8>(0, 7), [0, 0, 1, 2, 3, 4, 0]);
+        assert_eq!(arena.values::<i8>(64, 0), []);
+        assert_eq!(Arena::new(0).expect("nothing").values::<u64>(0, 0), []);
+    }
+
+    #[test]
+    #[should_panic(expected = "offset 2 is not a multiple of 4")]
+    fn misaligned_values_are_refused() {
+        Arena::new(64).expect("a small arena").f32s(2, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "33 values at 0 leave 64 bytes")]
+    fn values_beyond_the_end_are_refused() {
+        Arena::new(64).expect("a small arena").values::<u16>(0, 33);
+    }
 
     /// With 64-byte alignment asked of the allocator, an engine touched half of the free memory
     /// before it did anything.
