@@ -49,6 +49,19 @@ pub enum Preempt {
 /// Tokens of prompts that wait and of prefixes that were lost, four bytes each: 64 MiB.
 pub const MAX_GHOST_TOKENS: usize = 1 << 24;
 
+/// How the recurrent states of checkpoints on the host are stored. Those on the device and those
+/// of parked sequences are f32 always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointDtype {
+    /// As they are computed: what comes back is exact.
+    F32,
+    /// 16 bits: half the bytes, within one part in 256 of each value.
+    Bf16,
+    /// 8 bits with a scale per head and key channel: about a quarter of the bytes, within one part
+    /// in 254 of the channel's largest value.
+    Int8,
+}
+
 /// How much memory a tier takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemorySize {
