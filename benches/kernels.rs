@@ -8,9 +8,10 @@ use std::hint::black_box;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use kernels::norm::Scale;
+use kernels::pack::{self, Part};
 use kernels::{
-    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch, Span, Spans,
-    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, PackedDtype, Packing, Paged, Rows, RowsMut,
+    Scratch, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -331,6 +332,43 @@ fn mixtures(c: &mut Criterion) {
     });
 }
 
+/// Kimi-Linear's slot: bytes of it per second, beside a plain copy of as many bytes.
+fn slots(c: &mut Criterion) {
+    let cpu = cpu();
+    let layer = [
+        Part::State { heads: 32, value_dim: 128, key_dim: 128 },
+        Part::Plain { bytes: 3 * 3 * 4096 * 2 },
+    ];
+    let row = Part::Plain { bytes: 2304 * 2 };
+    let parts: Vec<Part> = layer.repeat(20).into_iter().chain([row]).collect();
+    let packing = |dtype| Packing::new(dtype, parts.clone());
+    let bytes = packing(PackedDtype::Bf16).slot_bytes();
+    let mut slot = Arena::new(bytes).expect("43 MB");
+    slot.f32s_mut(0, bytes / F32).copy_from_slice(&values(bytes / F32, 1));
+    let mut target = Arena::new(bytes).expect("43 MB");
+    let title = format!("slot of {bytes} bytes");
+    let mut group = group(c, &title, Throughput::Bytes(bytes as u64));
+    group.bench_function("copy", |b| {
+        b.iter(|| black_box(&mut target).copy_from(0, &slot, 0, bytes));
+    });
+    for (name, dtype) in [("bf16", PackedDtype::Bf16), ("int8", PackedDtype::Int8)] {
+        let packing = packing(dtype);
+        let mut packed = Arena::new(packing.packed_bytes()).expect("half as much");
+        group.bench_function(format!("pack {name}, naive"), |b| {
+            b.iter(|| pack::naive::pack(&packing, &slot, 0, black_box(&mut packed), 0));
+        });
+        group.bench_function(format!("pack {name}, {}", cpu.isa.name()), |b| {
+            b.iter(|| pack::pack(&cpu, &packing, &slot, 0, black_box(&mut packed), 0));
+        });
+        group.bench_function(format!("unpack {name}, naive"), |b| {
+            b.iter(|| pack::naive::unpack(&packing, &packed, 0, black_box(&mut target), 0));
+        });
+        group.bench_function(format!("unpack {name}, {}", cpu.isa.name()), |b| {
+            b.iter(|| pack::unpack(&cpu, &packing, &packed, 0, black_box(&mut target), 0));
+        });
+    }
+}
+
 criterion_group!(
     benches,
     gemms,
@@ -340,6 +378,7 @@ criterion_group!(
     delta_rule,
     latent_attention,
     grouped_attention,
-    mixtures
+    mixtures,
+    slots
 );
 criterion_main!(benches);
