@@ -122,6 +122,7 @@ impl Setup {
             block_bytes: self.block_bytes,
             memory_bytes,
             max_zero_byte_slots: MOST_SEQUENCES,
+            packed_bytes: 0,
         };
         PoolLayout::new(sizes).map_err(|source| ReplayError::Layout { flag, source })
     }
