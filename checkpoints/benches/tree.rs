@@ -1,5 +1,5 @@
 //! What the prefix tree costs the control plane: a match and an insert in a cache of 1,000 prompts,
-//! and an eviction from it.
+//! and an eviction from it; an eviction and the begin of a demotion among 10,000 checkpoints.
 //!
 //! `cargo bench -p deltapool-checkpoints --bench tree`. Prompts of 8,192 or 131,072 tokens, a
 //! quarter of each a system prompt that ten share, two checkpoints each (junction and end). The
@@ -17,10 +17,14 @@ use state_pool::{BLOCK_LEN, BlockHandle, PoolLayout, StatePool, Tier, TierSizes}
 const PROMPTS: usize = 1_000;
 const SHARERS: usize = 10;
 const SIZES: [usize; 2] = [8_192, 131_072];
+/// Prompts of 1,024 tokens, two checkpoints each.
+const MANY: usize = 5_000;
+const MANY_TOKENS: usize = 1_024;
 
 struct Cache {
     tree: PrefixTree,
     pool: StatePool,
+    host: StatePool,
     blocks: Vec<BlockHandle>,
     tokens: usize,
 }
@@ -38,7 +42,7 @@ fn prompt(index: usize, tokens: usize) -> Vec<u32> {
 }
 
 impl Cache {
-    fn new(tokens: usize) -> Cache {
+    fn new(prompts: usize, tokens: usize) -> Cache {
         let sizes = TierSizes {
             slot_bytes: 4096,
             block_bytes: 4096,
@@ -49,8 +53,9 @@ impl Cache {
         let mut pool = StatePool::new(Tier::Device, small(sizes, 3_000_000));
         let units = pool.allocate(tokens / BLOCK_LEN, 0).expect("room for one prompt");
         let (tree, blocks) = (PrefixTree::new(TreeOptions::default()), units.blocks);
-        let mut cache = Cache { tree, pool, blocks, tokens };
-        for index in 0..PROMPTS {
+        let host = StatePool::new(Tier::Host, small(sizes, 10_000));
+        let mut cache = Cache { tree, pool, host, blocks, tokens };
+        for index in 0..prompts {
             cache.insert(&prompt(index, tokens)[..tokens / 4]);
             cache.insert(&prompt(index, tokens));
         }
@@ -99,7 +104,7 @@ fn timed(
 }
 
 fn measure(criterion: &mut Criterion, tokens: usize) {
-    let mut cache = Cache::new(tokens);
+    let mut cache = Cache::new(PROMPTS, tokens);
     let mut group = criterion.benchmark_group(format!("{PROMPTS} prompts of {tokens} tokens"));
     group.sample_size(30).warm_up_time(Duration::from_millis(500));
     let mut next = 0;
@@ -137,10 +142,45 @@ fn measure(criterion: &mut Criterion, tokens: usize) {
     cache.clear();
 }
 
+/// Where there is much to choose from.
+fn measure_choice(criterion: &mut Criterion) {
+    let mut cache = Cache::new(MANY, MANY_TOKENS);
+    let mut group = criterion.benchmark_group(format!("{} checkpoints", 2 * MANY));
+    group.sample_size(30).warm_up_time(Duration::from_millis(500));
+    let mut number = MANY;
+    group.bench_function("evict one", |bencher| {
+        bencher.iter_custom(|calls| {
+            let evict =
+                |cache: &mut Cache, _: &[u32]| assert!(cache.tree.evict_one(&mut cache.pool, None));
+            let add = |cache: &mut Cache| {
+                number += 1;
+                cache.insert(&prompt(number, MANY_TOKENS));
+            };
+            timed(calls, &mut cache, Vec::new, evict, add)
+        });
+    });
+    group.bench_function("begin a demotion", |bencher| {
+        bencher.iter_custom(|calls| {
+            let mut total = Duration::ZERO;
+            for _ in 0..calls {
+                let Cache { tree, pool, host, .. } = &mut cache;
+                let start = Instant::now();
+                let demotion = tree.demote(pool, host, usize::MAX).expect("room on the host");
+                total += start.elapsed();
+                tree.end_demotion(demotion.expect("a checkpoint"), false, pool, host);
+            }
+            total
+        });
+    });
+    group.finish();
+    cache.clear();
+}
+
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     for tokens in SIZES {
         measure(&mut criterion, tokens);
     }
+    measure_choice(&mut criterion);
     criterion.final_summary();
 }

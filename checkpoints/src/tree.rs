@@ -29,9 +29,6 @@ use ghosts::Ghosts;
 use order::{Order, Place};
 use radix::{NodeId, Radix, Value};
 
-/// A turn's end is resumed from once, and once more if its answer is asked for again.
-const MAX_TURN_RESUMES: u32 = 2;
-
 /// What a tree is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeOptions {
@@ -122,12 +119,13 @@ struct Units {
     device: Held,
     host: Held,
     last_used: u64,
-    /// Sequences that resumed from here.
-    resumes: u32,
-    /// Turns of its chat before it, as far as is known.
-    turns: u32,
+    /// Prompts known to pass here but for the one that left the state: one that did so before, if
+    /// any is in the tree or a ghost, and each that resumed from it.
+    passes: u32,
     /// Its copy to the host is on its way.
     is_leaving: bool,
+    /// The host evicted its copy since its last use: it is not copied again for nothing.
+    is_refused: bool,
     /// Its only continuation so far is that of the one that resumed from it.
     is_spent: bool,
 }
@@ -230,25 +228,15 @@ impl PrefixTree {
         self.counts.inserted += usize::from(!is_known);
         self.counts.duplicates += usize::from(is_known);
         if !is_known {
-            let turns = self.turns_above(end);
+            let is_passed = !self.nodes[end].is_leaf() || self.ghosts.lead_on(salt, tokens);
             let value = &mut self.nodes[end].value;
-            (value.resumes, value.is_spent, value.turns) = (0, false, turns);
+            (value.passes, value.is_spent) = (u32::from(is_passed), false);
         }
         self.use_node(end);
         self.place(pool, end);
         if !is_known {
             self.place_around(pool, end);
         }
-    }
-
-    /// Turns of a chat before a node: states above it that few have resumed from. One that many
-    /// have is no turn but a prefix they share.
-    fn turns_above(&self, id: NodeId) -> u32 {
-        let turns = |id: NodeId| {
-            let Units { turns, resumes, .. } = self.nodes[id].value;
-            turns + u32::from((1..=MAX_TURN_RESUMES).contains(&resumes))
-        };
-        self.nodes.path_up(id).skip(1).map(turns).max().unwrap_or(0)
     }
 
     /// Fills the nodes from `end` up that hold no blocks in the pool's tier with what `block`
@@ -305,7 +293,8 @@ impl PrefixTree {
         let levels = if self.options.is_recurrent { 1 } else { usize::MAX };
         let used: Vec<NodeId> = self.nodes.path_up(id).take(levels).collect();
         for id in used {
-            self.nodes[id].value.last_used = self.clock;
+            let value = &mut self.nodes[id].value;
+            (value.last_used, value.is_refused) = (self.clock, false);
             self.replace(id);
         }
     }

@@ -5,7 +5,7 @@ use state_pool::{Allocation, BLOCK_LEN, BlockHandle, PoolError, SlotHandle, Stat
 
 use super::radix::NodeId;
 use super::ranking::{Ranked, sizes};
-use super::{PrefixTree, release_all};
+use super::{PrefixTree, Units, release_all};
 use crate::policy::{Candidate, value, worth};
 
 /// Units to be copied from the device to the host, source by source to its target. They are held
@@ -30,7 +30,7 @@ impl PrefixTree {
     /// Begins to copy the least worthy checkpoint that the host lacks, of those that are not spent
     /// and that nobody else holds. None if there is none, or if what goes before it and is no loss
     /// frees `clean_bytes` bytes of the device already: what is spent, has its copy on the host or
-    /// gets it. Until the demotion is ended, its shares keep the checkpoint from being evicted.
+    /// gets it, or had one that the host evicted since its last use. Until the demotion is ended, its shares keep the checkpoint from being evicted.
     ///
     /// On a full host it takes the room of checkpoints that are worth less there.
     ///
@@ -79,8 +79,9 @@ impl PrefixTree {
         let mut clean = 0;
         while clean < clean_bytes {
             let Ranked { id, worth, .. } = ranking.next(self, device, counts)?;
-            let is_leaving = self.nodes[id].value.is_leaving;
-            if worth > 0 && !is_leaving && !self.has_state(Tier::Host, id) {
+            let Units { is_leaving, is_refused, .. } = self.nodes[id].value;
+            let is_clean = worth == 0 || is_leaving || is_refused || self.has_state(Tier::Host, id);
+            if !is_clean {
                 return Some(id);
             }
             let Candidate { slots, blocks, .. } = self.candidate(Tier::Device, id);

@@ -119,6 +119,7 @@ impl PrefixTree {
             let lineage = self.nodes[id].lineage;
             self.ghosts.remember(salt, &tokens, lineage, MissReason::Evicted);
         }
+        self.nodes[id].value.is_refused = pool.tier() == Tier::Host;
         match pool.tier() {
             Tier::Device => self.counts.device.evicted += 1,
             Tier::Host | Tier::Disk => self.counts.host.evicted += 1,

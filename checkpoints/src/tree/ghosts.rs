@@ -128,6 +128,18 @@ impl Ghosts {
         });
     }
 
+    /// True if a ghost goes on behind these tokens.
+    pub fn lead_on(&self, salt: Option<&str>, tokens: &[u32]) -> bool {
+        let Some(root) = self.nodes.find_root(salt) else { return false };
+        let mut is_found = false;
+        self.nodes.walk(root, tokens, |id, common| {
+            let node = &self.nodes[id];
+            let goes_on = common < node.tokens.len() || !node.is_leaf();
+            is_found |= goes_on && node.start + common == tokens.len();
+        });
+        is_found
+    }
+
     /// Tokens kept.
     pub fn tokens(&self) -> usize {
         self.nodes.tokens()

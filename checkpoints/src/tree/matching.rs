@@ -260,16 +260,16 @@ impl PrefixTree {
         blocks.take(count).map(|block| pool.share(block)).collect()
     }
 
-    /// A first resume spends a state, and with it what the one that left it left behind it: if
-    /// the prompt had gone on from there, that would have been matched.
+    /// The first to pass a state spends it, and with it the short rest of the path below: a prompt
+    /// that had gone on from there would have matched it.
     fn mark_resumed(&mut self, id: NodeId) {
         self.use_node(id);
-        let resumes = self.nodes[id].value.resumes;
-        self.nodes[id].value.resumes = resumes.saturating_add(1);
-        let may_spend = resumes == 0 && self.options.is_recurrent;
-        let spent = if may_spend { self.tail(id) } else { None };
+        let passes = self.nodes[id].value.passes;
+        self.nodes[id].value.passes = passes.saturating_add(1);
         self.nodes[id].value.is_spent = false;
         self.replace(id);
+        let may_spend = passes == 0 && self.options.is_recurrent;
+        let spent = if may_spend { self.tail(id) } else { None };
         for id in spent.into_iter().flatten() {
             self.nodes[id].value.is_spent = true;
             self.replace(id);

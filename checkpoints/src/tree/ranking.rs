@@ -150,10 +150,8 @@ impl PrefixTree {
         let children = self.children_in(tier, id);
         let mut candidate = Candidate {
             is_spent: value.is_spent,
-            is_branch: children > 1,
             is_inner: children == 1 && self.tokens_below(tier, id).is_none(),
-            turns: value.turns,
-            resumes: value.resumes,
+            passes: value.passes,
             saved_tokens: 0,
             slots: usize::from(self.options.is_recurrent),
             blocks: 0,

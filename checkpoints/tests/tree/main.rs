@@ -4,6 +4,7 @@ mod attention;
 mod ghosts;
 mod leaving;
 mod model;
+mod policy;
 mod rules;
 mod support;
 mod twin;
