@@ -8,7 +8,7 @@
 mod control;
 
 use cpu_time::ThreadTime;
-use deltapool::scheduler::{Scheduler, StepReport};
+use deltapool::scheduler::{Prompt, Scheduler, StepReport};
 
 const ROUNDS: usize = 5;
 const STEPS: usize = 400;
@@ -25,7 +25,7 @@ impl Case {
     fn new(running: usize, waiting: usize) -> Case {
         let mut scheduler = control::scheduler(running, 4_096);
         for _ in 0..running + waiting {
-            scheduler.submit(&[1; 64], 4_000, 1, None).expect("it fits");
+            scheduler.submit(&Prompt::new(&[1; 64], 4_000)).expect("it fits");
         }
         control::until_all_decode(&mut scheduler, running);
         let (report, microseconds) = (StepReport::default(), Vec::new());

@@ -6,7 +6,7 @@ mod control;
 
 use std::alloc::System;
 
-use deltapool::scheduler::StepReport;
+use deltapool::scheduler::{End, Prompt, SequenceId, StepReport};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -18,7 +18,7 @@ fn a_step_allocates_nothing_in_steady_state() {
     for waiting in [0, 100_000] {
         let mut scheduler = control::scheduler(RUNNING, 2_000);
         for _ in 0..RUNNING + waiting {
-            scheduler.submit(&[1; 100], 1_900, 1, None).expect("it fits");
+            scheduler.submit(&Prompt::new(&[1; 100], 1_900)).expect("it fits");
         }
         control::until_all_decode(&mut scheduler, RUNNING);
         let mut report = StepReport::default();
@@ -42,7 +42,7 @@ fn a_step_allocates_nothing_in_steady_state() {
         assert_eq!(allocations, 0, "with {waiting} waiting");
         while !scheduler.is_idle() {
             let ids: Vec<_> = (0..(RUNNING + waiting) as u64).collect();
-            ids.into_iter().for_each(|id| scheduler.end(deltapool::scheduler::SequenceId(id)));
+            ids.into_iter().for_each(|id| scheduler.end(SequenceId(id), End::Cancelled));
         }
     }
 }

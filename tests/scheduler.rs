@@ -5,7 +5,9 @@ mod control;
 
 use control::{BLOCK_BYTES, SLOT_BYTES, scheduler_of};
 use deltapool::config::{Policy, Preempt};
-use deltapool::scheduler::{Limits, Place, Scheduler, SequenceId, StepPlan, StepReport};
+use deltapool::scheduler::{
+    End, Limits, Place, Prompt, Scheduler, SequenceId, StepPlan, StepReport,
+};
 
 const SLOT: usize = 3 * 4096;
 const BLOCK: usize = 4096;
@@ -33,14 +35,16 @@ fn step(scheduler: &mut Scheduler, want: &dyn Fn(SequenceId) -> usize) -> Vec<(S
     for sample in &report.sampled {
         let sequence = scheduler.sequence(sample.sequence).expect("it drew");
         if sequence.tokens().len() - sequence.prompt_len() >= want(sample.sequence) {
-            scheduler.end(sample.sequence);
+            scheduler.end(sample.sequence, End::Finished);
         }
     }
     rows
 }
 
 fn submit(scheduler: &mut Scheduler, len: usize, max_tokens: usize, priority: i32) -> SequenceId {
-    scheduler.submit(&vec![1; len], max_tokens, 1, Some(priority)).expect("it fits")[0]
+    let prompt = vec![1; len];
+    let prompt = Prompt { priority: Some(priority), ..Prompt::new(&prompt, max_tokens) };
+    scheduler.submit(&prompt).expect("it fits")[0]
 }
 
 fn waits(scheduler: &Scheduler, id: SequenceId) -> bool {
@@ -112,7 +116,7 @@ fn a_lower_number_never_leaves_for_a_higher_one() {
 
 /// Ends everything, so that no handle is left.
 fn drain(scheduler: &mut Scheduler) {
-    (0..1_000).for_each(|id| scheduler.end(SequenceId(id)));
+    (0..1_000).for_each(|id| scheduler.end(SequenceId(id), End::Cancelled));
     while !scheduler.is_idle() {
         step(scheduler, &|_| 1);
     }
@@ -169,8 +173,9 @@ fn a_lower_number_does_not_wait_for_the_prompt_of_a_higher_one() {
 #[test]
 fn forks_under_swap_are_not_computed_again_while_others_run() {
     let mut scheduler = scheduler(8, 100, |limits| limits.policy = Policy::Fcfs);
-    let other = scheduler.submit(&[1; 100], 12, 1, None).expect("it fits")[0];
-    scheduler.submit(&[2; 640], 30, 4, None).expect("it fits");
+    let other = scheduler.submit(&Prompt::new(&[1; 100], 12)).expect("it fits")[0];
+    let four = Prompt { choices: 4, ..Prompt::new(&[2; 640], 30) };
+    scheduler.submit(&four).expect("it fits");
     while !scheduler.is_idle() {
         step(&mut scheduler, &|id| if id == other { 12 } else { 30 });
     }
@@ -239,7 +244,7 @@ fn kimi_linear_runs_the_sequences_of_the_design() {
             let layout = scheduler.device().layout();
             assert_eq!((layout.page_bytes, layout.pages), (43_425_792, 805));
             for _ in 0..600 {
-                scheduler.submit(&vec![1; tokens], 1, 1, None).expect("it fits");
+                scheduler.submit(&Prompt::new(&vec![1; tokens], 1)).expect("it fits");
             }
             let plan = scheduler.plan();
             assert_eq!(scheduler.occupancy().running, expected, "{tokens} tokens");

@@ -223,7 +223,7 @@ impl World {
         let longest = (most_prompt + most_answer).div_ceil(BLOCK_LEN);
         let page_blocks = (slot_bytes.max(4096) / 4096).max(1);
         // The device holds the longest sequence, and little more, or much.
-        let room = [1, 5, 5, 24][random.below(4)];
+        let room = [1, 1, 5, 24][random.below(4)];
         let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(room);
         // From a host that holds hardly one sequence to one that holds several.
         let host_pages = if random.one_in(2) { 2 } else { 2 + random.below(2 * device_pages) };

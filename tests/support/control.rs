@@ -3,7 +3,9 @@
 #![allow(dead_code)] // each file uses its own part
 
 use deltapool::config::{Policy, Preempt};
-use deltapool::scheduler::{Cost, Limits, SampledToken, Scheduler, StepPlan, StepReport};
+use deltapool::scheduler::{
+    Cost, Limits, Placement, Reuse, SampledToken, Scheduler, StepPlan, StepReport,
+};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
 
 /// Kimi-Linear's slot and block with bf16 windows, hidden row and KV.
@@ -38,6 +40,8 @@ pub fn scheduler_of(
         policy: Policy::Fcfs,
         preempt: Preempt::Swap,
         cost: Cost { slot_bytes, block_bytes, link_bytes_per_second: 1e10, tokens_per_second: 1e4 },
+        reuse: None,
+        audit_percent: 0.0,
         park_every: None,
     };
     change(&mut limits);
@@ -52,6 +56,13 @@ pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
     let bytes = pages * page_bytes;
     scheduler_of((SLOT_BYTES, BLOCK_BYTES), (bytes, bytes), |limits| {
         (limits.max_num_batched_tokens, limits.max_num_seqs) = (2_048, running);
+        limits.reuse = Some(Reuse {
+            exact_only: false,
+            placement: Placement::default(),
+            keep_turn_ends: true,
+            grid_tokens: limits.grid,
+            max_ghost_tokens: 1 << 24,
+        });
         limits.max_model_len = tokens;
     })
 }

@@ -41,6 +41,7 @@ impl Setting {
             // So that `auto` needs no measurement and prefers to swap.
             link_bytes_per_second: Some(1e12),
             prefill_tokens_per_second: Some(1.0),
+            audit_percent: 50.0,
             ..EngineConfig::default()
         };
         Setting { isa: Isa::best(), config, late: false, failing: 0, seed: 1 }
@@ -199,6 +200,9 @@ impl Stepped {
         while !self.core.is_idle() {
             self.step();
         }
+        let differs = self.core.stats().scheduler.first_differing_layer;
+        assert_eq!(differs, None, "an audit found other bits in this layer");
+        self.core.clear_prefix_cache();
         let (device, host) = self.core.scheduler().pools();
         assert_eq!((device.free_pages, host.free_pages), (device.pages, host.pages));
         assert!(self.answers.values().all(|answer| answer.finish.is_some()));
