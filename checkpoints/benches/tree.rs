@@ -129,7 +129,7 @@ fn measure(criterion: &mut Criterion, tokens: usize) {
         [&prompt(number % PROMPTS, tokens)[..tokens / 4], &prompt(number, tokens)[tokens / 4..]]
             .concat()
     };
-    let evict = |cache: &mut Cache| assert!(cache.tree.evict_one(&mut cache.pool, None));
+    let evict = |cache: &mut Cache| assert!(cache.tree.evict_one(&mut cache.pool));
     group.bench_function("insert", |bencher| {
         bencher.iter_custom(|calls| timed(calls, &mut cache, &mut fresh, Cache::insert, evict));
     });
@@ -151,7 +151,7 @@ fn measure_choice(criterion: &mut Criterion) {
     group.bench_function("evict one", |bencher| {
         bencher.iter_custom(|calls| {
             let evict =
-                |cache: &mut Cache, _: &[u32]| assert!(cache.tree.evict_one(&mut cache.pool, None));
+                |cache: &mut Cache, _: &[u32]| assert!(cache.tree.evict_one(&mut cache.pool));
             let add = |cache: &mut Cache| {
                 number += 1;
                 cache.insert(&prompt(number, MANY_TOKENS));

@@ -369,6 +369,12 @@ impl PrefixTree {
         }
     }
 
+    /// How often something of it was used or given to it: while this stays, so do the answers of
+    /// [`demote`](PrefixTree::demote), but for states that were held by others.
+    pub fn uses(&self) -> u64 {
+        self.clock
+    }
+
     /// States held in a tier.
     pub fn slots(&self, tier: Tier) -> usize {
         if self.options.is_recurrent { self.order(tier).len() } else { 0 }

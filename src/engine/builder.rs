@@ -175,10 +175,7 @@ fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Li
         cost,
         reuse: limits.config.prefix_cache.then(|| Reuse {
             exact_only: limits.config.exact_prefix,
-            placement: Placement {
-                every: limits.config.checkpoint_every,
-                ..Placement::default()
-            },
+            placement: Placement { every: limits.config.checkpoint_every, ..Placement::default() },
             keep_turn_ends: true,
             grid_tokens: files.spec.grid(),
             max_ghost_tokens: MAX_GHOST_TOKENS,

@@ -133,10 +133,7 @@ impl<E: Executor> Core<E> {
                 text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
                 submitted: now,
                 last_token: now,
-                figures: Figures {
-                    prompt_tokens: request.prompt.len(),
-                    ..Figures::default()
-                },
+                figures: Figures { prompt_tokens: request.prompt.len(), ..Figures::default() },
             };
             self.records.insert(*sequence, record);
         }
@@ -319,12 +316,15 @@ impl<E: Executor> Core<E> {
             miss_reason: reuse.miss_reason.map(MissReason::as_str),
             ..record.figures
         };
-        self.scheduler.end(id, match &reason {
-            FinishReason::Failed(_) => End::Failed,
-            FinishReason::Cancelled => End::Cancelled,
-            FinishReason::Stop(StopCause::Text(_)) if record.text.is_cut() => End::Cut,
-            FinishReason::Stop(_) | FinishReason::Length => End::Finished,
-        });
+        self.scheduler.end(
+            id,
+            match &reason {
+                FinishReason::Failed(_) => End::Failed,
+                FinishReason::Cancelled => End::Cancelled,
+                FinishReason::Stop(StopCause::Text(_)) if record.text.is_cut() => End::Cut,
+                FinishReason::Stop(_) | FinishReason::Length => End::Finished,
+            },
+        );
         self.stats.finished += 1;
         last.text.push_str(&record.text.finish());
         last.finish = Some(Finish { reason, figures });

@@ -36,8 +36,8 @@ pub use checkpoints::{MissReason, Placement};
 pub use cost::Cost;
 pub use limits::{Limits, Refused, Reuse};
 pub use plan::{
-    BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, StepPlan, StepReport, TokenBudget,
-    Transfer, TransferId, Wanted,
+    BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, StepPlan, StepReport,
+    TokenBudget, Transfer, TransferId, Wanted,
 };
 pub use sequence::{Counters, End, Place, Prompt, ReuseFigures, Sequence, SequenceId};
 
@@ -135,6 +135,8 @@ pub struct Scheduler {
     tree: Option<PrefixTree>,
     /// Checkpoints that are being copied to the host.
     demotions: Vec<(TransferId, Demotion)>,
+    /// The tree's uses and the bytes to be clean when there was nothing to demote.
+    nothing_to_demote: (u64, usize),
     /// Of those that wait, who waits for a snapshot: in the order in which they came.
     followers: Vec<Follower>,
     audit: Option<Audit>,
@@ -174,6 +176,7 @@ impl Scheduler {
             limits,
             tree,
             demotions: Vec::new(),
+            nothing_to_demote: (0, 0),
             followers: Vec::new(),
             audit: None,
             audit_turns: 0,

@@ -127,9 +127,8 @@ impl Scheduler {
     /// choice of its request has them; with none, the tree has.
     fn known_blocks_in(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {
         let (blocks, sibling) = self.sibling_blocks(sequence, tier);
-        let exact = |tree: &PrefixTree| {
-            tree.exact_blocks(tier, sequence.salt(), sequence.exact_tokens())
-        };
+        let exact =
+            |tree: &PrefixTree| tree.exact_blocks(tier, sequence.salt(), sequence.exact_tokens());
         let in_tree = self.tree.as_ref().map_or(0, exact);
         if in_tree > blocks { (in_tree, None) } else { (blocks, sibling) }
     }

@@ -52,7 +52,8 @@ impl Scheduler {
             let other = &self.sequences[other];
             let end = other.prompt_len;
             let runs = other.computed() < end && other.salt() == newcomer.salt();
-            let common = if runs { common_tokens(&other.tokens[..end], &newcomer.tokens) } else { 0 };
+            let common =
+                if runs { common_tokens(&other.tokens[..end], &newcomer.tokens) } else { 0 };
             let position = common - common % grid;
             (position > other.computed()).then_some((other.id, position))
         };
@@ -169,7 +170,13 @@ impl Scheduler {
                 let watermark = self.limits.watermark_pages;
                 let slot = match self.limits.is_recurrent() {
                     false => None,
-                    true if tree.room_for(&mut self.device, watermark, saved, blocks_for(saved)) => {
+                    true if tree.room_for(
+                        &mut self.device,
+                        watermark,
+                        saved,
+                        blocks_for(saved),
+                    ) =>
+                    {
                         Some(self.device.alloc_slot().expect("room was made"))
                     }
                     true => {
@@ -236,8 +243,11 @@ impl Scheduler {
         let free = self.device.free_pages();
         let Some(tree) = self.tree.as_mut().filter(|_| free < wanted) else { return };
         let clean = (wanted - free) * self.device.layout().page_bytes;
-        while self.demotions.len() < MOST_DEMOTIONS {
+        // Asked in every step, and mostly nothing has changed.
+        let state = (tree.uses(), clean);
+        while self.demotions.len() < MOST_DEMOTIONS && self.nothing_to_demote != state {
             let Ok(Some(demotion)) = tree.demote(&mut self.device, &mut self.host, clean) else {
+                self.nothing_to_demote = state;
                 return;
             };
             self.next_transfer += 1;
@@ -256,7 +266,8 @@ impl Scheduler {
         let (blocks, slots) = (demotion.source_blocks.len(), demotion.source_slot.iter().count());
         let cost = &self.limits.cost;
         if has_arrived {
-            self.stats.demoted_bytes += (blocks * cost.block_bytes + slots * cost.slot_bytes) as u64;
+            self.stats.demoted_bytes +=
+                (blocks * cost.block_bytes + slots * cost.slot_bytes) as u64;
         }
         let tree = self.tree.as_mut().expect("demotions are the tree's");
         tree.end_demotion(demotion, has_arrived, &mut self.device, &mut self.host);
@@ -280,7 +291,7 @@ impl Scheduler {
             _ => &mut self.host,
         };
         match &mut self.tree {
-            Some(tree) => tree.free(pool, watermark, blocks, slots, None),
+            Some(tree) => tree.free(pool, watermark, blocks, slots),
             None => pool.fits_above(watermark, blocks, slots),
         }
     }
@@ -317,10 +328,7 @@ fn keep_state(
     table.release(pool);
 }
 
-fn demotion_transfer(
-    id: TransferId,
-    demotion: &Demotion,
-) -> Transfer {
+fn demotion_transfer(id: TransferId, demotion: &Demotion) -> Transfer {
     let sources = demotion.source_blocks.iter().map(|block| block.id());
     let targets = demotion.target_blocks.iter().map(|block| block.id());
     let slots = demotion.source_slot.as_ref().zip(demotion.target_slot.as_ref());

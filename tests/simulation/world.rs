@@ -324,10 +324,24 @@ impl World {
             // A long prompt is computed over many steps without a token.
             if idle > STUCK || (!moved && self.to_come == 0 && idle > 8) {
                 if std::env::var("DBG").is_ok() {
-                    eprintln!("DBG {:?} {:?} {:?}", self.scheduler.occupancy(), self.scheduler.stats(), self.scheduler.pools());
+                    eprintln!(
+                        "DBG {:?} {:?} {:?}",
+                        self.scheduler.occupancy(),
+                        self.scheduler.stats(),
+                        self.scheduler.pools()
+                    );
                     eprintln!("DBG {:?}", self.scheduler.tree_stats());
                     eprintln!("DBG {:?}", self.limits);
-                    for id in self.streams.keys() { let s = self.scheduler.sequence(*id).unwrap(); eprintln!("DBG {id:?} prompt {} tokens {} computed {} place {}", s.prompt_len(), s.tokens().len(), s.computed(), &format!("{:?}", s.place())[..20]); }
+                    for id in self.streams.keys() {
+                        let s = self.scheduler.sequence(*id).unwrap();
+                        eprintln!(
+                            "DBG {id:?} prompt {} tokens {} computed {} place {}",
+                            s.prompt_len(),
+                            s.tokens().len(),
+                            s.computed(),
+                            &format!("{:?}", s.place())[..20]
+                        );
+                    }
                 }
                 return Err(self.story("no progress"));
             }
@@ -528,7 +542,14 @@ impl World {
             let salt = self.streams[&id].salt;
             let run = Run { id, salt, tokens, prompt_len, start, rows };
             if std::env::var("DBG").is_ok() {
-                eprintln!("DBG step {} run {} P{} {start}+{rows} exact {} reuse {:?}", self.scheduler.stats().steps, id.0, prompt_len, sequence.is_exact(), sequence.reuse());
+                eprintln!(
+                    "DBG step {} run {} P{} {start}+{rows} exact {} reuse {:?}",
+                    self.scheduler.stats().steps,
+                    id.0,
+                    prompt_len,
+                    sequence.is_exact(),
+                    sequence.reuse()
+                );
             }
             if !self.oracle.computes(&run) {
                 return Err(self.story(&format!(

@@ -48,11 +48,12 @@ pub fn scheduler_of(
     Scheduler::new(limits, StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host))
 }
 
-/// A scheduler whose device holds `running` sequences of `tokens` tokens each, and a page more.
+/// A scheduler whose device holds `running` sequences of `tokens` tokens each, and three pages more:
+/// with less free, checkpoints are copied ahead of need.
 pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
     let (slots_per_page, blocks_per_page, page_bytes) = (1, 84, 43_425_792);
     let blocks: usize = running * tokens.div_ceil(state_pool::BLOCK_LEN);
-    let pages = running.div_ceil(slots_per_page) + blocks.div_ceil(blocks_per_page) + 1;
+    let pages = running.div_ceil(slots_per_page) + blocks.div_ceil(blocks_per_page) + 3;
     let bytes = pages * page_bytes;
     scheduler_of((SLOT_BYTES, BLOCK_BYTES), (bytes, bytes), |limits| {
         (limits.max_num_batched_tokens, limits.max_num_seqs) = (2_048, running);

@@ -101,7 +101,7 @@ impl PrefixTree {
             if host.fits(blocks, slots) {
                 return;
             }
-            match self.least_worthy(host, None) {
+            match self.least_worthy(host) {
                 Some(least) if least.worth < copy => self.evict(host, least.id),
                 _ => return,
             }

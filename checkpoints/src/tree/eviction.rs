@@ -8,7 +8,7 @@ use state_pool::{BLOCK_LEN, StatePool, Tier};
 
 use super::radix::{NodeId, floor_to_block};
 use super::ranking::{Ranked, sizes};
-use super::{MissReason, PrefixTree, Usable, release_all};
+use super::{MissReason, PrefixTree, release_all};
 use crate::policy::{Candidate, value, worth};
 
 /// What goes at once from the end of a path without recurrent layers.
@@ -16,35 +16,68 @@ const TRIMMED_TOKENS: usize = 16 * BLOCK_LEN;
 
 impl PrefixTree {
     /// Evicts the least worthy checkpoint of the pool's tier. False if none may go: those whose
-    /// units others hold as well, or whose copy to the host is on its way, are passed over, and
-    /// so is the one to `keep`, from which a sequence is about to resume.
+    /// units others hold as well, or whose copy to the host is on its way, are passed over.
     ///
     /// A tier's eviction may free no unit of a kind that is missing: ask the pool again.
-    pub fn evict_one(&mut self, pool: &mut StatePool, keep: Option<&Usable>) -> bool {
-        let least = self.least_worthy(pool, keep);
+    pub fn evict_one(&mut self, pool: &mut StatePool) -> bool {
+        let least = self.least_worthy(pool);
         if let Some(least) = least {
             self.evict(pool, least.id);
         }
         least.is_some()
     }
 
-    /// Evicts until so many units fit into the pool above a watermark of free pages, but never
-    /// the one to `keep`. False if they do not fit although nothing more may go; what was evicted
-    /// by then is gone.
+    /// Evicts until so many units fit into the pool above a watermark of free pages. False if
+    /// they do not fit although nothing more may go; what was evicted by then is gone. Nothing is
+    /// if all that may go would not be enough, however well it was packed.
     pub fn free(
         &mut self,
         pool: &mut StatePool,
         watermark_pages: usize,
         blocks: usize,
         slots: usize,
-        keep: Option<&Usable>,
     ) -> bool {
+        if pool.fits_above(watermark_pages, blocks, slots) {
+            return true;
+        }
+        if !self.could_free(pool, watermark_pages, blocks, slots) {
+            return false;
+        }
         while !pool.fits_above(watermark_pages, blocks, slots) {
-            if !self.evict_one(pool, keep) {
+            if !self.evict_one(pool) {
                 return false;
             }
         }
         true
+    }
+
+    /// Whether so many units would fit if all that may go was gone and the rest packed.
+    fn could_free(
+        &self,
+        pool: &StatePool,
+        watermark_pages: usize,
+        blocks: usize,
+        slots: usize,
+    ) -> bool {
+        let (mut free_blocks, mut free_slots) = (0, 0);
+        for id in self.nodes.ids() {
+            let held = self.nodes[id].value.held(pool.tier());
+            // Who shares a path shares it from the first block on.
+            let shared = held.blocks.partition_point(|block| !pool.is_sole(block));
+            free_blocks += held.blocks.len() - shared;
+            free_slots += usize::from(held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot)));
+        }
+        let (stats, layout) = (pool.stats(), pool.layout());
+        let pages = |units: usize, per_page: usize| match per_page {
+            0 => 0,
+            per_page => units.div_ceil(per_page),
+        };
+        let blocks = stats.blocks.held.saturating_sub(free_blocks) + blocks;
+        let slots = stats.slots.held.saturating_sub(free_slots) + slots;
+        let needed = pages(blocks, layout.blocks_per_page)
+            + pages(slots, layout.slots_per_page)
+            + stats.packed.pages;
+        needed + watermark_pages <= layout.pages
     }
 
     /// True if a slot is free above the watermark, if need be after evicting checkpoints that are
@@ -81,24 +114,9 @@ impl PrefixTree {
         pool.fits_above(watermark_pages, 0, 1)
     }
 
-    /// Evicts this very checkpoint, although others hold shares of its units: they keep them.
-    ///
-    /// # Panics
-    ///
-    /// If it was evicted since the match.
-    pub fn evict_usable(&mut self, pool: &mut StatePool, usable: &Usable) {
-        assert!(self.has_state(pool.tier(), usable.node), "a state evicted since");
-        self.evict(pool, usable.node);
-    }
-
     /// The checkpoint of the pool's tier that goes first, of those that may go.
-    pub(super) fn least_worthy(
-        &mut self,
-        pool: &StatePool,
-        keep: Option<&Usable>,
-    ) -> Option<Ranked> {
-        let keep = keep.map(|usable| usable.node);
-        let may_go = |tree: &PrefixTree, id| Some(id) != keep && tree.may_go(pool, id);
+    pub(super) fn least_worthy(&mut self, pool: &StatePool) -> Option<Ranked> {
+        let may_go = |tree: &PrefixTree, id| tree.may_go(pool, id);
         self.rank(pool, may_go).next(self, pool, may_go)
     }
 

@@ -227,13 +227,6 @@ impl PrefixTree {
         last
     }
 
-    /// How many of the tokens a state stands behind are exact: those before the first that is not.
-    pub fn exact_tokens(&self, usable: &Usable) -> usize {
-        let path = self.nodes.path_up(usable.node);
-        let not_exact = path.take_while(|id| self.nodes[*id].lineage == Lineage::NonExact);
-        not_exact.last().map_or(usable.position, |id| self.nodes[id].start)
-    }
-
     /// None without recurrent layers.
     fn share_slot(&self, usable: &Usable, pool: &mut StatePool) -> Option<SlotHandle> {
         let held = self.nodes[usable.node].value.held(pool.tier());

@@ -47,7 +47,8 @@ impl PrefixTree {
         let parents: Vec<NodeId> = tops.iter().filter_map(|id| self.nodes[*id].parent).collect();
         for id in bad {
             for pool in [&mut *device, &mut *host] {
-                if self.nodes.get(id).is_some_and(|n| !n.value.held(pool.tier()).blocks.is_empty()) {
+                if self.nodes.get(id).is_some_and(|n| !n.value.held(pool.tier()).blocks.is_empty())
+                {
                     self.release_node(pool, id);
                 }
             }

@@ -1,6 +1,6 @@
 //! Where snapshots are wanted, and who makes room for whom.
 
-use checkpoints::{Lineage, Match, Placement, Prefix, TreeOptions};
+use checkpoints::{Match, Placement, Prefix, TreeOptions};
 use state_pool::{SequenceState, Tier};
 
 use crate::support::{House, hybrid, part, run};
@@ -85,18 +85,61 @@ fn a_snapshot_takes_the_slot_of_what_is_worth_less_and_of_nothing_else() {
 }
 
 #[test]
-fn the_state_to_keep_is_passed_over_and_can_be_taken_out_by_name() {
+fn no_more_goes_for_a_snapshot_than_it_takes() {
+    let mut house = House::new(TreeOptions::default(), 4);
+    house.keep(None, &run(0, 192), 192);
+    house.keep(None, &run(5_000, 192), 192);
+    assert!(house.tree.room_for(&mut house.device, 1, 9_000, 0));
+    assert_eq!((house.tree.stats().device.evicted, house.device.free_pages()), (1, 2));
+    house.finish();
+}
+
+#[test]
+fn a_state_that_is_held_is_passed_over_and_can_be_handed_over() {
     let mut house = hybrid();
     house.keep(None, &run(0, 128), 128);
     let usable = house.look_up(&run(0, 200)).usable.expect("the state");
-    assert!(!house.tree.evict_one(&mut house.device, Some(&usable)));
-    assert!(!house.tree.free(&mut house.device, 0, 0, 40, Some(&usable)));
     let state = house.resume(&usable, &run(0, 200));
     assert!(!house.evict_one(Tier::Device), "others hold it");
-    house.tree.evict_usable(&mut house.device, &usable);
+    assert!(house.tree.hand_over(&mut house.device, state.slot().id()));
+    assert!(!house.tree.hand_over(&mut house.device, state.slot().id()), "it is gone");
     assert_eq!((house.position(&run(0, 200)), house.device.stats().slots.held), (0, 1));
+    assert!(state.is_slot_sole(&house.device));
     house.check();
     state.release(&mut house.device);
+    house.finish();
+}
+
+/// A sequence that cannot have what it needs whatever goes: the cache is not emptied for it.
+#[test]
+fn nothing_goes_for_what_would_not_fit_anyway() {
+    let mut house = hybrid();
+    house.keep(None, &run(0, 192), 192);
+    house.keep(None, &run(9_000, 192), 192);
+    let held = house.compute(&run(50_000, 64 * 80)).expect("room for eighty blocks");
+    let (pages, evicted) = (house.device.stats().pages, house.tree.stats().device.evicted);
+    assert!(!house.tree.free(&mut house.device, 0, 0, pages - 4));
+    assert_eq!(house.tree.stats().device.evicted, evicted);
+    held.release(&mut house.device);
+    assert!(house.tree.free(&mut house.device, 0, 0, pages - 1));
+    house.finish();
+}
+
+/// What is not to be used again goes in both tiers, with all that lies below it; what lies above
+/// stays.
+#[test]
+fn what_is_discarded_goes_with_all_that_grew_from_it() {
+    let mut house = hybrid();
+    house.keep(None, &run(0, 128), 128);
+    house.keep(None, &run(0, 256), 256);
+    house.keep(None, &run(0, 400), 384);
+    house.keep(None, &part(128, 7_000, 256), 256);
+    let demotion = house.demote().expect("a checkpoint");
+    house.end_demotion(demotion, true);
+    let pools = (&mut house.device, &mut house.host);
+    assert_eq!(house.tree.discard(pools, None, &run(0, 256), 192), 2);
+    house.check();
+    assert_eq!((house.position(&run(0, 500)), house.position(&part(128, 7_000, 300))), (128, 256));
     house.finish();
 }
 
@@ -170,21 +213,10 @@ fn on_a_full_host_a_copy_takes_the_room_of_what_is_worth_less_and_never_goes_in_
     house.end_demotion(second, true);
     let stats = house.tree.stats();
     assert_eq!((stats.host.slots, stats.host.evicted), (1, 1));
-    assert!(house.demote().is_none(), "the host had its copy and evicted it");
+    let demotion = house.tree.demote(&mut house.device, &mut house.host, usize::MAX);
+    let demotion = demotion.expect("nothing is asked of the host");
+    assert!(demotion.is_none(), "the host had its copy and evicted it");
     house.check();
     parked.release(&mut house.host);
-    house.finish();
-}
-
-#[test]
-fn how_much_of_a_state_is_exact_is_known() {
-    let mut house = hybrid();
-    house.keep(None, &run(0, 128), 128);
-    house.keep(None, &run(0, 400), 192);
-    for (asked, exact_tokens) in [(run(0, 200), 128), (run(0, 500), 192)] {
-        let usable = house.look_up(&asked).usable.expect("a state");
-        assert_eq!(house.tree.exact_tokens(&usable), exact_tokens);
-        assert_eq!(usable.lineage == Lineage::Exact, usable.position == exact_tokens);
-    }
     house.finish();
 }

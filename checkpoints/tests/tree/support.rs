@@ -191,7 +191,7 @@ impl House {
 
     pub fn evict_one(&mut self, tier: Tier) -> bool {
         let pool = if tier == Tier::Device { &mut self.device } else { &mut self.host };
-        self.tree.evict_one(pool, None)
+        self.tree.evict_one(pool)
     }
 
     /// Checks the invariants of the tree and of both pools.
