@@ -107,6 +107,8 @@ pub struct PrefixTree {
     ghosts: Ghosts,
     device_order: Order,
     host_order: Order,
+    /// Block handles held on the device and on the host.
+    blocks: [usize; 2],
     /// Counts uses, so that one is later than another.
     clock: u64,
     /// What has happened; what is held now is filled in when asked.
@@ -189,6 +191,7 @@ impl PrefixTree {
             ghosts: Ghosts::new(options.max_ghost_tokens),
             device_order: Order::default(),
             host_order: Order::default(),
+            blocks: [0; 2],
             clock: 0,
             counts: TreeStats::default(),
         }
@@ -253,6 +256,7 @@ impl PrefixTree {
         for id in &path {
             let node = &mut self.nodes[*id];
             let blocks = node.start / BLOCK_LEN..node.end().div_ceil(BLOCK_LEN);
+            self.blocks[tier as usize] += blocks.len();
             node.value.held_mut(tier).blocks = blocks.map(|at| block(pool, at)).collect();
         }
         // Without recurrent layers what they were added to is no last one any more.
@@ -362,6 +366,7 @@ impl PrefixTree {
     fn release_node(&mut self, pool: &mut StatePool, id: NodeId) {
         self.set_place(pool.tier(), id, None);
         let held = std::mem::take(self.nodes[id].value.held_mut(pool.tier()));
+        self.blocks[pool.tier() as usize] -= held.blocks.len();
         release_all(pool, held.blocks);
         release_all(pool, held.slot);
         if self.nodes[id].value.holds_nothing() {

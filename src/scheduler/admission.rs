@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use checkpoints::Usable;
+use checkpoints::{PrefixTree, Usable};
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
@@ -122,6 +122,10 @@ impl Scheduler {
     /// may go on from as shares, or as a copy from the host, the others fresh.
     fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
         let id = rank.1;
+        let moment = (self.device.freed(), self.tree.as_ref().map_or(0, PrefixTree::uses));
+        if self.sequences[&id].refused_at == Some(moment) {
+            return Admission::Refused;
+        }
         let mut found = self.look_up(id);
         if self.follow(rank, &found) {
             return Admission::Follows;
@@ -137,6 +141,8 @@ impl Scheduler {
             place = self.start_cold(id).map(Place::Device);
         }
         let Some(place) = place else {
+            // When nobody holds anything that will be given back, it is looked at in every step.
+            self.sequence_mut(id).refused_at = (self.on_device() > 0).then_some(moment);
             #[cfg(feature = "faults")]
             super::faults::keep_unit(self);
             return Admission::Refused;

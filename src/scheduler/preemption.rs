@@ -19,7 +19,7 @@ impl Scheduler {
     /// Makes room for what `id` lacks. True when it is worth asking the pool again in this plan:
     /// otherwise the sequence sits out, while a victim leaves or a transfer frees its units.
     pub(super) fn make_room(&mut self, id: SequenceId, lack: &Lack, step: &mut Planning) -> bool {
-        if self.make_space(Tier::Device, 0, lack.blocks, lack.slots) {
+        if self.take_space(lack) {
             return true;
         }
         if self.is_one_leaving() || !self.demotions.is_empty() {

@@ -16,7 +16,7 @@ use state_pool::{BLOCK_LEN, SequenceState, SlotId, StatePool, Tier};
 use super::limits::Reuse;
 use super::plan::{Direction, Form, Kept, Transfer, TransferId};
 use super::sequence::{End, Sequence, SequenceId};
-use super::{Planning, Rank, Scheduler, blocks_for};
+use super::{Lack, Planning, Rank, Scheduler, blocks_for};
 
 /// Copies of checkpoints on their way to the host at once.
 const MOST_DEMOTIONS: usize = 4;
@@ -160,6 +160,7 @@ impl Scheduler {
     /// a checkpoint of less worth. One that gets none is left out.
     pub(super) fn plan_snapshots(&mut self, step: &mut Planning) {
         let Some(tree) = &mut self.tree else { return };
+        let is_recurrent = self.limits.is_recurrent();
         for span in step.plan.spans.iter_mut().filter(|span| span.form == Form::Chunk) {
             // A shadow leaves nothing.
             let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
@@ -167,23 +168,16 @@ impl Scheduler {
             let wanted: Vec<usize> = sequence.wanted.drain(..passed).collect();
             for position in wanted {
                 let saved = position - sequence.last_kept;
-                let watermark = self.limits.watermark_pages;
-                let slot = match self.limits.is_recurrent() {
-                    false => None,
-                    true if tree.room_for(
-                        &mut self.device,
-                        watermark,
-                        saved,
-                        blocks_for(saved),
-                    ) =>
-                    {
-                        Some(self.device.alloc_slot().expect("room was made"))
-                    }
-                    true => {
+                let blocks = blocks_for(saved);
+                let mut slot = None;
+                if is_recurrent {
+                    // Above no watermark: a checkpoint goes when its place is wanted.
+                    if !tree.room_for(&mut self.device, 0, saved, blocks) {
                         tree.note_left_out(sequence.prefix(position));
                         continue;
                     }
-                };
+                    slot = Some(self.device.alloc_slot().expect("room was made"));
+                }
                 if let Some(slot) = &slot {
                     span.snapshots.push((position - span.start, slot.id()));
                 }
@@ -241,7 +235,8 @@ impl Scheduler {
     pub(super) fn demote_ahead(&mut self, step: &mut Planning) {
         let wanted = 2 * self.limits.watermark_pages.max(1);
         let free = self.device.free_pages();
-        let Some(tree) = self.tree.as_mut().filter(|_| free < wanted) else { return };
+        let has_host = self.host.layout().pages > 0;
+        let Some(tree) = self.tree.as_mut().filter(|_| has_host && free < wanted) else { return };
         let clean = (wanted - free) * self.device.layout().page_bytes;
         // Asked in every step, and mostly nothing has changed.
         let state = (tree.uses(), clean);
@@ -274,8 +269,8 @@ impl Scheduler {
         true
     }
 
-    /// Makes room on a tier for so many units above a watermark: less worthy than any sequence are
-    /// checkpoints.
+    /// Makes room on a tier for so many units above a watermark, for a sequence that holds none of
+    /// them yet: checkpoints go, unless they would go for nothing.
     pub(super) fn make_space(
         &mut self,
         tier: Tier,
@@ -290,9 +285,22 @@ impl Scheduler {
             Tier::Device => &mut self.device,
             _ => &mut self.host,
         };
+        if pool.fits_above(watermark, blocks, slots) {
+            return true;
+        }
+        self.tree.as_mut().is_some_and(|tree| {
+            tree.could_free(pool, watermark, blocks, slots)
+                && tree.free(pool, watermark, blocks, slots)
+        })
+    }
+
+    /// Takes what a sequence that runs lacks from checkpoints: all of them go before it sits out.
+    pub(super) fn take_space(&mut self, lack: &Lack) -> bool {
+        self.drop_audit();
+        let device = &mut self.device;
         match &mut self.tree {
-            Some(tree) => tree.free(pool, watermark, blocks, slots),
-            None => pool.fits_above(watermark, blocks, slots),
+            Some(tree) => tree.free(device, 0, lack.blocks, lack.slots),
+            None => device.fits(lack.blocks, lack.slots),
         }
     }
 

@@ -154,6 +154,9 @@ pub struct Sequence {
     pub(super) cache_salt: Option<Arc<str>>,
     /// Positions its caller wants kept.
     pub(super) marks: Vec<usize>,
+    /// Units that had become free, and uses of the tree, when it was refused: while these stay it
+    /// need not be looked at.
+    pub(super) refused_at: Option<(u64, u64)>,
     /// Its prompt is a ghost in the tree.
     pub(super) is_noted: bool,
     /// What it went on from.
@@ -222,6 +225,7 @@ impl Sequence {
             counters: Counters::default(),
             cache_salt: None,
             marks: Vec::new(),
+            refused_at: None,
             is_noted: false,
             origin: Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 },
             is_mixed: false,

@@ -24,6 +24,7 @@ pub struct StatePool {
     blocks: Units<Block>,
     slots: Units<Slot>,
     packed: Units<Packed>,
+    freed: u64,
 }
 
 /// Why a pool did not give units; nothing was taken.
@@ -107,7 +108,7 @@ impl StatePool {
         };
         // A layout numbers all its units, and so its pages, with a u32.
         let free_pages = (0..layout.pages as u32).collect();
-        StatePool { tier, layout, free_pages, blocks, slots, packed }
+        StatePool { tier, layout, free_pages, blocks, slots, packed, freed: 0 }
     }
 
     /// The tier this pool accounts for.
@@ -301,7 +302,14 @@ impl StatePool {
     pub fn release<K: Kind>(&mut self, handle: Handle<K>) -> bool {
         self.assert_ours(&handle);
         let (units, free_pages) = K::units_mut(self);
-        units.release(handle, free_pages)
+        let is_free = units.release(handle, free_pages);
+        self.freed += u64::from(is_free);
+        is_free
+    }
+
+    /// Units that became free since the start: while this stays, what did not fit does not.
+    pub fn freed(&self) -> u64 {
+        self.freed
     }
 
     fn assert_ours<K: Kind>(&self, handle: &Handle<K>) {

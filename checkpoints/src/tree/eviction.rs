@@ -4,7 +4,7 @@
 //! checkpoint of the tier still needs them. Without, a path loses its last blocks, about a
 //! kilotoken at most at a time. What is lost in every tier stays as a ghost.
 
-use state_pool::{BLOCK_LEN, StatePool, Tier};
+use state_pool::{BLOCK_LEN, StatePool, Tier, UnitStats};
 
 use super::radix::{NodeId, floor_to_block};
 use super::ranking::{Ranked, sizes};
@@ -28,8 +28,8 @@ impl PrefixTree {
     }
 
     /// Evicts until so many units fit into the pool above a watermark of free pages. False if
-    /// they do not fit although nothing more may go; what was evicted by then is gone. Nothing is
-    /// if all that may go would not be enough, however well it was packed.
+    /// they do not fit although nothing more may go; what was evicted by then is gone: see
+    /// [`could_free`](PrefixTree::could_free).
     pub fn free(
         &mut self,
         pool: &mut StatePool,
@@ -37,12 +37,6 @@ impl PrefixTree {
         blocks: usize,
         slots: usize,
     ) -> bool {
-        if pool.fits_above(watermark_pages, blocks, slots) {
-            return true;
-        }
-        if !self.could_free(pool, watermark_pages, blocks, slots) {
-            return false;
-        }
         while !pool.fits_above(watermark_pages, blocks, slots) {
             if !self.evict_one(pool) {
                 return false;
@@ -51,14 +45,34 @@ impl PrefixTree {
         true
     }
 
-    /// Whether so many units would fit if all that may go was gone and the rest packed.
-    fn could_free(
+    /// False if so many units would not fit if all that may go was gone, however well the rest was
+    /// packed. A scan of the nodes, unless the tree has them even if every share is one of its.
+    pub fn could_free(
         &self,
         pool: &StatePool,
         watermark_pages: usize,
         blocks: usize,
         slots: usize,
     ) -> bool {
+        let (stats, layout) = (pool.stats(), pool.layout());
+        let pages = |units: usize, per_page: usize| match per_page {
+            0 => 0,
+            per_page => units.div_ceil(per_page),
+        };
+        let fits = |free_blocks: usize, free_slots: usize| {
+            let blocks = stats.blocks.held.saturating_sub(free_blocks) + blocks;
+            let slots = stats.slots.held.saturating_sub(free_slots) + slots;
+            let needed = pages(blocks, layout.blocks_per_page)
+                + pages(slots, layout.slots_per_page)
+                + stats.packed.pages;
+            needed + watermark_pages <= layout.pages
+        };
+        let shares = |unit: UnitStats| unit.handles - unit.held;
+        let least = |held: usize, unit| held.saturating_sub(shares(unit));
+        let blocks_held = self.blocks[pool.tier() as usize];
+        if fits(least(blocks_held, stats.blocks), least(self.slots(pool.tier()), stats.slots)) {
+            return true;
+        }
         let (mut free_blocks, mut free_slots) = (0, 0);
         for id in self.nodes.ids() {
             let held = self.nodes[id].value.held(pool.tier());
@@ -67,17 +81,7 @@ impl PrefixTree {
             free_blocks += held.blocks.len() - shared;
             free_slots += usize::from(held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot)));
         }
-        let (stats, layout) = (pool.stats(), pool.layout());
-        let pages = |units: usize, per_page: usize| match per_page {
-            0 => 0,
-            per_page => units.div_ceil(per_page),
-        };
-        let blocks = stats.blocks.held.saturating_sub(free_blocks) + blocks;
-        let slots = stats.slots.held.saturating_sub(free_slots) + slots;
-        let needed = pages(blocks, layout.blocks_per_page)
-            + pages(slots, layout.slots_per_page)
-            + stats.packed.pages;
-        needed + watermark_pages <= layout.pages
+        fits(free_blocks, free_slots)
     }
 
     /// True if a slot is free above the watermark, if need be after evicting checkpoints that are
