@@ -181,6 +181,10 @@ impl Scheduler {
         let (tokens, max_len) = (self.sequences[&id].tokens.len(), self.sequences[&id].max_len);
         let tree = self.tree.as_ref().expect("what is usable is in the tree");
         let mut state = tree.hold(usable, &mut self.device).ok()?;
+        #[cfg(feature = "faults")]
+        {
+            state = super::faults::at_match(self, id, state);
+        }
         // The tail block is written on, and so is the slot: copies of both are to come.
         let watermark = self.watermark();
         let full = usable.position / BLOCK_LEN;

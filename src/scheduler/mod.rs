@@ -220,6 +220,10 @@ impl Scheduler {
             let mut sequence = Sequence::new(*id, tokens.to_vec(), priority, place);
             (sequence.siblings, sequence.max_len) = (siblings.clone(), max_len);
             sequence.cache_salt = prompt.cache_salt.map(Into::into);
+            #[cfg(feature = "faults")]
+            if self.fault == Some(faults::Fault::SaltIgnored) {
+                sequence.cache_salt = None;
+            }
             sequence.marks = prompt.checkpoint_at.to_vec();
             if *id == leader {
                 sequence.forks = ids[1..].to_vec();

@@ -10,9 +10,11 @@
 
 use std::cmp::Reverse;
 
-use checkpoints::{Demotion, Lineage, Match, PrefixTree, common_tokens};
+use checkpoints::{Demotion, Lineage, Match, Prefix, PrefixTree, common_tokens};
 use state_pool::{BLOCK_LEN, SequenceState, SlotId, StatePool, Tier};
 
+#[cfg(feature = "faults")]
+use super::faults::Fault;
 use super::limits::Reuse;
 use super::plan::{Direction, Form, Kept, Transfer, TransferId};
 use super::sequence::{End, Sequence, SequenceId};
@@ -80,7 +82,10 @@ impl Scheduler {
     pub(super) fn look_up(&self, id: SequenceId) -> Match {
         let Some((tree, reuse)) = self.reuse() else { return Match::default() };
         let sequence = &self.sequences[&id];
-        let options = sequence.match_options(reuse.exact_only);
+        #[allow(unused_mut, reason = "a fault is planted below")]
+        let mut options = sequence.match_options(reuse.exact_only);
+        #[cfg(feature = "faults")]
+        super::faults::beyond_prompt(self, &mut options);
         tree.match_prefix(sequence.salt(), &sequence.tokens, options)
     }
 
@@ -123,6 +128,10 @@ impl Scheduler {
         let mut followers = std::mem::take(&mut self.followers);
         followers.retain(|follower| {
             let leader = self.sequences.get(&follower.leader);
+            #[cfg(feature = "faults")]
+            if leader.is_none() && self.fault == Some(Fault::LeaderForgotten) {
+                return true;
+            }
             let leads = leader.is_some_and(|leader| {
                 leader.state().is_some()
                     && self.advances(leader)
@@ -209,7 +218,14 @@ impl Scheduler {
         let Some(tree) = self.tree.as_mut() else { return state.release(&mut self.device) };
         match end {
             End::Finished | End::Cancelled if keeps && !state.is_empty() => {
-                keep_state(tree, &mut self.device, sequence, state, self.limits.is_recurrent());
+                #[allow(unused_mut, reason = "a fault is planted below")]
+                let mut len = state.len();
+                #[cfg(feature = "faults")]
+                if self.fault == Some(Fault::KeyedOneOff) {
+                    len = (len - 1).max(1);
+                }
+                let (prefix, is_recurrent) = (sequence.prefix(len), self.limits.is_recurrent());
+                keep_state(tree, &mut self.device, prefix, state, is_recurrent);
                 return;
             }
             End::Finished | End::Cancelled => {}
@@ -320,11 +336,11 @@ impl Scheduler {
 fn keep_state(
     tree: &mut PrefixTree,
     pool: &mut StatePool,
-    sequence: &Sequence,
+    prefix: Prefix<'_>,
     state: SequenceState,
     is_recurrent: bool,
 ) {
-    let (table, slot, len) = state.into_parts();
+    let (table, slot, _) = state.into_parts();
     let slot = match is_recurrent {
         true => Some(slot),
         false => {
@@ -332,7 +348,7 @@ fn keep_state(
             None
         }
     };
-    tree.insert(pool, sequence.prefix(len), table.as_slice(), slot);
+    tree.insert(pool, prefix, table.as_slice(), slot);
     table.release(pool);
 }
 

@@ -64,28 +64,39 @@ pub enum Fault {
     StepForTail,
     /// A shared tail block is not copied before it is written.
     ForgetCopy,
+    /// A block that others share is written as well as its copy.
+    WriteSharedBlock,
+    /// A snapshot is of the row before.
+    SnapshotOfWrongRow,
     /// One that the scheduler itself was built with.
     #[cfg(feature = "faults")]
     Within(deltapool::scheduler::faults::Fault),
 }
 
 impl Fault {
-    pub const OUTSIDE: [Fault; 6] = [
+    pub const OUTSIDE: [Fault; 8] = [
         Fault::WriteSharedSlot,
         Fault::ForgetSlot,
         Fault::ReportEarly,
         Fault::CutOffGrid,
         Fault::StepForTail,
         Fault::ForgetCopy,
+        Fault::WriteSharedBlock,
+        Fault::SnapshotOfWrongRow,
     ];
 
     #[cfg(feature = "faults")]
-    pub const WITHIN: [Fault; 3] = {
+    pub const WITHIN: [Fault; 8] = {
         use deltapool::scheduler::faults::Fault as Inner;
         [
             Fault::Within(Inner::FreeAtPlan),
             Fault::Within(Inner::RefusedKeepsUnit),
             Fault::Within(Inner::CancelledKeepsShare),
+            Fault::Within(Inner::ResumeAtMatch),
+            Fault::Within(Inner::KeyedOneOff),
+            Fault::Within(Inner::SaltIgnored),
+            Fault::Within(Inner::BeyondOwnPrompt),
+            Fault::Within(Inner::LeaderForgotten),
         ]
     };
 }
@@ -635,6 +646,11 @@ impl World {
                 }
             }
             Some(Fault::ForgetCopy) => plan.copies.clear(),
+            Some(Fault::SnapshotOfWrongRow) => {
+                for (at, _) in plan.spans.iter_mut().flat_map(|span| &mut span.snapshots) {
+                    *at -= 1;
+                }
+            }
             Some(Fault::StepForTail) => {
                 for span in &mut plan.spans {
                     if span.rows == 1 {
@@ -737,8 +753,13 @@ impl World {
                 hash = absorb(kind, hash, token, chunk.then_some(chunk_start as u64 % 64));
                 let row = row(kind, token, chunk, chunk && r < span.absorbed_from);
                 let block = table[position / BLOCK_LEN];
-                let rows = self.device.rows.entry(block);
-                rows.or_insert_with(|| Box::new([POISON; BLOCK_LEN]))[position % BLOCK_LEN] = row;
+                let copy = batch.copies.iter().find(|copy| copy.target == block);
+                let shared = copy.filter(|_| self.fault == Some(Fault::WriteSharedBlock));
+                for block in shared.map(|copy| copy.source).into_iter().chain([block]) {
+                    let rows = self.device.rows.entry(block);
+                    let rows = rows.or_insert_with(|| Box::new([POISON; BLOCK_LEN]));
+                    rows[position % BLOCK_LEN] = row;
+                }
                 for snapshot in &batch.snapshots[span.snapshots.clone()] {
                     if snapshot.after_rows == r + 1 {
                         let hidden = self.hidden(hash, table, position + 1);
