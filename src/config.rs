@@ -62,6 +62,17 @@ pub enum CheckpointDtype {
     Int8,
 }
 
+impl CheckpointDtype {
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CheckpointDtype::F32 => "f32",
+            CheckpointDtype::Bf16 => "bf16",
+            CheckpointDtype::Int8 => "int8",
+        }
+    }
+}
+
 /// How much memory a tier takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemorySize {
@@ -168,6 +179,8 @@ pub struct EngineConfig {
     pub exact_prefix: bool,
     /// Keep a state after every so many tokens of a prompt besides, a multiple of 64.
     pub checkpoint_every: Option<usize>,
+    /// How states of checkpoints are stored on the host.
+    pub checkpoint_dtype: CheckpointDtype,
     /// Percent of exact states taken from the prefix cache or back from the host that are derived
     /// again in spare time and compared bit for bit.
     pub audit_percent: f64,
@@ -193,6 +206,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             exact_prefix: false,
             checkpoint_every: None,
+            checkpoint_dtype: CheckpointDtype::F32,
             audit_percent: 0.0,
             threads: default_threads(),
         }
@@ -289,13 +303,17 @@ impl EngineConfig {
             let reason = "a multiple of 64, the grid on which states are kept";
             return Err(InvalidLimit::new("--checkpoint-every", every, reason));
         }
-        if !self.prefix_cache && (self.exact_prefix || self.checkpoint_every.is_some()) {
-            let (flag, value) = match self.checkpoint_every {
-                Some(every) => ("--checkpoint-every", every.to_string()),
-                None => ("--exact-prefix", String::new()),
-            };
-            let reason = "has nothing to act on with --no-prefix-cache";
-            return Err(InvalidLimit::new(flag, value, reason));
+        if !self.prefix_cache {
+            let every =
+                self.checkpoint_every.map(|every| ("--checkpoint-every", every.to_string()));
+            let exact = self.exact_prefix.then(|| ("--exact-prefix", String::new()));
+            let dtype = self.checkpoint_dtype.as_str();
+            let packed = (self.checkpoint_dtype != CheckpointDtype::F32)
+                .then(|| ("--checkpoint-dtype", dtype.to_owned()));
+            if let Some((flag, value)) = every.or(exact).or(packed) {
+                let reason = "nothing to act on with --no-prefix-cache";
+                return Err(InvalidLimit::new(flag, value, reason));
+            }
         }
         if !(0.0..=100.0).contains(&self.audit_percent) {
             let reason = "0 to 100 percent of the states that are used again";

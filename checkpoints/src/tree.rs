@@ -19,7 +19,7 @@ mod removal;
 
 use std::collections::BTreeSet;
 
-use state_pool::{BLOCK_LEN, BlockHandle, Handle, SlotHandle, StatePool, Tier};
+use state_pool::{BLOCK_LEN, BlockHandle, Handle, PackedHandle, SlotHandle, StatePool, Tier};
 
 pub use demotion::Demotion;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
@@ -93,7 +93,7 @@ pub struct TreeStats {
 pub struct TierCounts {
     /// Block handles held.
     pub blocks: usize,
-    /// Slot handles held.
+    /// Handles of slots held, packed ones too.
     pub slots: usize,
     /// Checkpoints evicted so far.
     pub evicted: usize,
@@ -137,8 +137,17 @@ struct Units {
 struct Held {
     blocks: Vec<BlockHandle>,
     slot: Option<SlotHandle>,
+    /// In place of a slot, on a host that packs.
+    packed: Option<PackedHandle>,
     /// Where it stands among those that may be evicted.
     place: Option<Place>,
+}
+
+impl Held {
+    /// True if it has a state, as it was computed or packed.
+    fn has_slot(&self) -> bool {
+        self.slot.is_some() || self.packed.is_some()
+    }
 }
 
 impl Units {
@@ -274,7 +283,7 @@ impl PrefixTree {
     /// True if a tier has what a sequence needs to resume behind a node's last token.
     fn has_state(&self, tier: Tier, id: NodeId) -> bool {
         let held = self.nodes[id].value.held(tier);
-        if self.options.is_recurrent { held.slot.is_some() } else { !held.blocks.is_empty() }
+        if self.options.is_recurrent { held.has_slot() } else { !held.blocks.is_empty() }
     }
 
     /// Puts a slot behind a node, or releases it if there is one. True if there was.
@@ -369,6 +378,7 @@ impl PrefixTree {
         self.blocks[pool.tier() as usize] -= held.blocks.len();
         release_all(pool, held.blocks);
         release_all(pool, held.slot);
+        release_all(pool, held.packed);
         if self.nodes[id].value.holds_nothing() {
             self.nodes.remove(id);
         }
@@ -404,7 +414,7 @@ impl PrefixTree {
 impl TierCounts {
     fn add(&mut self, held: &Held) {
         self.blocks += held.blocks.len();
-        self.slots += usize::from(held.slot.is_some());
+        self.slots += usize::from(held.has_slot());
     }
 }
 

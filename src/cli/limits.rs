@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 
 use super::output::grouped;
 use crate::config::{
-    DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_PREFILL_FLOOR, DEFAULT_WATERMARK_PERCENT, EngineConfig,
-    MemorySize, Policy, Preempt,
+    CheckpointDtype, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_PREFILL_FLOOR,
+    DEFAULT_WATERMARK_PERCENT, EngineConfig, MemorySize, Policy, Preempt,
 };
 use crate::engine::EngineLimits;
 use crate::scheduler::Cost;
@@ -68,6 +68,10 @@ pub struct EngineArgs {
     /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<usize>,
+    /// How states kept for reuse are stored in the host memory; what comes back from less than f32
+    /// is not exact.
+    #[arg(long, value_enum, value_name = "DTYPE", default_value_t = CheckpointDtype::F32)]
+    pub checkpoint_dtype: CheckpointDtype,
     /// Percent of the states that are used again to derive anew in spare time and to compare bit
     /// for bit.
     #[arg(
@@ -102,6 +106,7 @@ impl EngineArgs {
             prefix_cache: !self.no_prefix_cache,
             exact_prefix: self.exact_prefix,
             checkpoint_every: self.checkpoint_every,
+            checkpoint_dtype: self.checkpoint_dtype,
             audit_percent: self.audit,
             threads,
         }
@@ -125,6 +130,21 @@ impl ValueEnum for Policy {
             Policy::Priority => PossibleValue::new("priority")
                 .help("lower priority number first, first come, first served within a number"),
         })
+    }
+}
+
+impl ValueEnum for CheckpointDtype {
+    fn value_variants<'a>() -> &'a [CheckpointDtype] {
+        &[CheckpointDtype::F32, CheckpointDtype::Bf16, CheckpointDtype::Int8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            CheckpointDtype::F32 => "as they are computed",
+            CheckpointDtype::Bf16 => "16 bits a value, half the memory",
+            CheckpointDtype::Int8 => "8 bits a value, about a quarter of the memory",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 

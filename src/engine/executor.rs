@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use kernels::{Arena, ArenaError, Cpu};
+use kernels::pack::{pack, unpack};
+use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
 
 use super::lower::Job;
 use super::sampler::{Draw, Sampler};
@@ -38,6 +39,8 @@ pub struct CpuExecutor {
     host: Arena,
     work: Workspace,
     sampler: Sampler,
+    /// How checkpoints are packed on the host, if they are.
+    packing: Option<Packing>,
 }
 
 impl CpuExecutor {
@@ -53,7 +56,14 @@ impl CpuExecutor {
     ) -> Result<CpuExecutor, ArenaError> {
         let work = Workspace::new(model.spec(), most_rows, cpu.gang.threads());
         let (arena, host) = (Arena::new(device_bytes)?, Arena::new(host_bytes)?);
-        Ok(CpuExecutor { cpu, model, arena, host, work, sampler: Sampler::new() })
+        let (sampler, packing) = (Sampler::new(), None);
+        Ok(CpuExecutor { cpu, model, arena, host, work, sampler, packing })
+    }
+
+    /// Packs the states of checkpoints on the host.
+    pub fn packing(mut self, dtype: PackedDtype) -> CpuExecutor {
+        self.packing = Some(self.model.layout().packing(dtype));
+        self
     }
 
     /// The model it runs.
@@ -100,6 +110,17 @@ impl Executor for CpuExecutor {
                     }
                     Direction::In => {
                         self.arena.copy_from(piece.target, &self.host, piece.source, piece.bytes);
+                    }
+                }
+            }
+            if let Some((source, target)) = job.packed {
+                let packing = self.packing.as_ref().expect("only a host that packs is asked to");
+                match job.direction {
+                    Direction::Out => {
+                        pack(&self.cpu, packing, &self.arena, source, &mut self.host, target);
+                    }
+                    Direction::In => {
+                        unpack(&self.cpu, packing, &self.host, source, &mut self.arena, target);
                     }
                 }
             }

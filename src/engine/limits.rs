@@ -1,13 +1,14 @@
 //! From what a caller asks for to pools: everything is derived here, once, before any weight is
 //! loaded.
 
-use kernels::{Arena, ArenaError, Cpu};
+use kernels::{Arena, ArenaError, Cpu, PackedDtype};
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
 use super::EngineError;
 use super::executor::CpuExecutor;
 use crate::config::{
-    EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize, available_memory,
+    CheckpointDtype, EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize,
+    available_memory,
 };
 use crate::models::layout::StateLayout;
 use crate::models::spec::ModelSpec;
@@ -73,7 +74,12 @@ impl EngineLimits {
         }
         let host = match bytes(config.host_memory, free, "--host-memory")? {
             Some(0) | None => device.without_memory(),
-            Some(bytes) => layout(tier_sizes(&model, bytes, MOST_PARKED), "--host-memory")?,
+            Some(bytes) => {
+                let packed_bytes =
+                    packed_dtype(config).map_or(0, |dtype| model.packed_slot_bytes(dtype));
+                let sizes = tier_sizes(&model, bytes, MOST_PARKED);
+                layout(TierSizes { packed_bytes, ..sizes }, "--host-memory")?
+            }
         };
         let max_model_len = config.max_model_len.unwrap_or(context.min(longest));
         let limits = EngineLimits {
@@ -116,7 +122,11 @@ impl EngineLimits {
         let (device, host) = (self.device.arena_bytes(), self.host.arena_bytes());
         let work = self.work_bytes(model.spec());
         drop(Arena::new(device.saturating_add(host).saturating_add(work))?);
-        CpuExecutor::new(cpu, model, (device, host), self.most_rows)
+        let executor = CpuExecutor::new(cpu, model, (device, host), self.most_rows)?;
+        Ok(match packed_dtype(&self.config) {
+            Some(dtype) => executor.packing(dtype),
+            None => executor,
+        })
     }
 
     /// Refuses limits whose memory is not there.
@@ -175,6 +185,15 @@ fn bytes(
             let reason = "this system does not say how much memory is free; give bytes";
             Err(InvalidLimit::new(flag, format!("{percent}%"), reason).into())
         }
+    }
+}
+
+/// How states of checkpoints are packed on the host, if they are.
+fn packed_dtype(config: &EngineConfig) -> Option<PackedDtype> {
+    match config.checkpoint_dtype {
+        CheckpointDtype::F32 => None,
+        CheckpointDtype::Bf16 => Some(PackedDtype::Bf16),
+        CheckpointDtype::Int8 => Some(PackedDtype::Int8),
     }
 }
 

@@ -5,7 +5,8 @@ use state_pool::{PoolLayout, SlotId};
 
 use crate::models::{Batch, BlockMove, LogitSource, StatePair};
 use crate::scheduler::{
-    Direction, Form, PlannedSpan, Sequence, SequenceId, StepPlan, Transfer, TransferId, Wanted,
+    Direction, Form, PlannedSpan, Sequence, SequenceId, SlotCopy, StepPlan, Transfer, TransferId,
+    Wanted,
 };
 
 const _: () = assert!(BLOCK_LEN == state_pool::BLOCK_LEN, "one block length");
@@ -19,6 +20,8 @@ pub struct Job {
     pub direction: Direction,
     /// Its pieces.
     pub pieces: Vec<Piece>,
+    /// Offsets of a slot that is packed or unpacked on the way: source, target.
+    pub packed: Option<(usize, usize)>,
 }
 
 /// Bytes copied from one arena to another.
@@ -83,13 +86,25 @@ fn lower_transfer(transfer: &Transfer, device: &PoolLayout, host: &PoolLayout) -
         target: to.block_offset(*target),
         bytes: device.block_bytes,
     });
-    let slot = transfer.slot.filter(|_| device.slot_bytes > 0).map(|(source, target)| Piece {
-        source: from.slot_offset(source),
-        target: to.slot_offset(target),
-        bytes: device.slot_bytes,
-    });
+    let mut packed = None;
+    let slot = match transfer.slot.filter(|_| device.slot_bytes > 0) {
+        Some(SlotCopy::Plain(source, target)) => Some(Piece {
+            source: from.slot_offset(source),
+            target: to.slot_offset(target),
+            bytes: device.slot_bytes,
+        }),
+        Some(SlotCopy::Pack(source, target)) => {
+            packed = Some((from.slot_offset(source), to.packed_offset(target)));
+            None
+        }
+        Some(SlotCopy::Unpack(source, target)) => {
+            packed = Some((from.packed_offset(source), to.slot_offset(target)));
+            None
+        }
+        None => None,
+    };
     let pieces = slot.into_iter().chain(blocks).collect();
-    Job { id: transfer.id, direction: transfer.direction, pieces }
+    Job { id: transfer.id, direction: transfer.direction, pieces, packed }
 }
 
 fn add_span(batch: &mut Batch, span: &PlannedSpan, sequence: &Sequence, layout: &PoolLayout) {

@@ -6,7 +6,7 @@ use checkpoints::{PrefixTree, Usable};
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
-use super::plan::{Direction, Form};
+use super::plan::{Direction, Form, SlotCopy};
 use super::sequence::{Place, SequenceId};
 use super::{Lack, Planning, Rank, Scheduler, blocks_for};
 
@@ -214,7 +214,6 @@ impl Scheduler {
     ) -> Option<Place> {
         let tokens = self.sequences[&id].tokens.len();
         let tree = self.tree.as_ref().expect("what is usable is in the tree");
-        let host = tree.hold(usable, &mut self.host).ok()?;
         let mut shared = tree.share_blocks(usable, &mut self.device);
         // A tail block is written on: it is copied from the host.
         for tail in shared.split_off(shared.len().min(usable.position / BLOCK_LEN)) {
@@ -222,6 +221,25 @@ impl Scheduler {
         }
         let (watermark, brought) = (self.watermark(), shared.len());
         let lens = (tokens, usable.position);
+        if usable.is_packed {
+            let (blocks, slot) = tree.hold_packed(usable, &mut self.host);
+            let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
+                blocks.release(&mut self.host);
+                self.host.release(slot);
+                return None;
+            };
+            let copy = SlotCopy::Unpack(slot.id(), device.slot().id());
+            let copied = brought..blocks.len();
+            self.start_copy(id, Direction::In, (&blocks, device.table()), copied, copy, step);
+            return Some(Place::Unpacking { blocks, slot, device });
+        }
+        let host = tree.hold(usable, &mut self.host).ok();
+        let Some(host) = host else {
+            for block in shared {
+                self.device.release(block);
+            }
+            return None;
+        };
         let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
             host.release(&mut self.host);
             return None;

@@ -36,8 +36,8 @@ pub use checkpoints::{MissReason, Placement};
 pub use cost::Cost;
 pub use limits::{Limits, Refused, Reuse};
 pub use plan::{
-    BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, StepPlan, StepReport,
-    TokenBudget, Transfer, TransferId, Wanted,
+    BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, SlotCopy, StepPlan,
+    StepReport, TokenBudget, Transfer, TransferId, Wanted,
 };
 pub use sequence::{Counters, End, Place, Prompt, ReuseFigures, Sequence, SequenceId};
 
@@ -240,7 +240,7 @@ impl Scheduler {
     /// nothing.
     pub fn end(&mut self, id: SequenceId, end: End) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if matches!(sequence.place, Place::Leaving { .. } | Place::Returning { .. }) {
+        if sequence.place.is_moving() {
             sequence.cancelled = true;
             return;
         }
@@ -267,7 +267,9 @@ impl Scheduler {
                 self.parked.remove(&rank);
                 state.release(&mut self.host);
             }
-            Place::Leaving { .. } | Place::Returning { .. } => unreachable!("left above"),
+            Place::Leaving { .. } | Place::Returning { .. } | Place::Unpacking { .. } => {
+                unreachable!("left above")
+            }
         }
     }
 

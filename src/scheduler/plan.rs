@@ -6,7 +6,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use state_pool::{BLOCK_LEN, BlockHandle, BlockId, SequenceState, SlotHandle, SlotId, StatePool};
+use state_pool::{
+    BLOCK_LEN, BlockHandle, BlockId, PackedId, SequenceState, SlotHandle, SlotId, StatePool,
+};
 
 use super::audit::{Comparison, Verdict};
 use super::sequence::{Sequence, SequenceId};
@@ -132,7 +134,18 @@ pub struct Transfer {
     /// Blocks: source in one tier, target in the other.
     pub blocks: Vec<(BlockId, BlockId)>,
     /// The slot; none for a checkpoint without recurrent layers.
-    pub slot: Option<(SlotId, SlotId)>,
+    pub slot: Option<SlotCopy>,
+}
+
+/// How a transfer copies a slot, source first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotCopy {
+    /// As it is.
+    Plain(SlotId, SlotId),
+    /// To the host, packed.
+    Pack(SlotId, PackedId),
+    /// From the host, where it is packed.
+    Unpack(PackedId, SlotId),
 }
 
 /// A draw without a span: the state behind the whole prompt was there, and its slot keeps the last

@@ -1,10 +1,12 @@
 //! Who leaves the device, and how.
 
+use std::ops::Range;
+
 use checkpoints::PrefixTree;
-use state_pool::{BLOCK_LEN, BlockHandle, SequenceState, Tier};
+use state_pool::{BLOCK_LEN, BlockHandle, BlockTable, SequenceState, Tier};
 
 use super::audit::Audited;
-use super::plan::{Direction, Transfer, TransferId};
+use super::plan::{Direction, SlotCopy, Transfer, TransferId};
 use super::sequence::{End, Place, Sequence, SequenceId};
 use super::{InFlight, Lack, Planning, Scheduler, blocks_for};
 use crate::config::Preempt;
@@ -184,13 +186,27 @@ impl Scheduler {
         shared: usize,
         step: &mut Planning,
     ) {
+        let blocks = (source.table(), target.table());
+        let slot = SlotCopy::Plain(source.slot().id(), target.slot().id());
+        self.start_copy(sequence, direction, blocks, shared..blocks_for(source.len()), slot, step);
+    }
+
+    /// Plans the copy of some of a sequence's blocks, and of a slot.
+    pub(super) fn start_copy(
+        &mut self,
+        sequence: SequenceId,
+        direction: Direction,
+        (source, target): (&BlockTable, &BlockTable),
+        copied: Range<usize>,
+        slot: SlotCopy,
+        step: &mut Planning,
+    ) {
         self.next_transfer += 1;
         let id = TransferId(self.next_transfer);
-        let used = blocks_for(source.len());
-        let blocks = source.table().ids().take(used).zip(target.table().ids()).skip(shared);
-        let slot = Some((source.slot().id(), target.slot().id()));
-        step.plan.transfers.push(Transfer { id, direction, blocks: blocks.collect(), slot });
-        let bytes = self.limits.cost.bytes(used - shared);
+        let blocks = source.ids().zip(target.ids()).take(copied.end).skip(copied.start);
+        let (blocks, slot) = (blocks.collect(), Some(slot));
+        step.plan.transfers.push(Transfer { id, direction, blocks, slot });
+        let bytes = self.limits.cost.bytes(copied.len());
         self.in_flight.push(InFlight { id, sequence, direction, bytes });
     }
 
@@ -252,6 +268,12 @@ impl Scheduler {
                 self.start_running(id);
                 self.start_audit(id, Audited::Return(id));
             }
+            Place::Unpacking { blocks, slot, device } => {
+                blocks.release(&mut self.host);
+                self.host.release(slot);
+                sequence.place = Place::Device(device);
+                self.start_running(id);
+            }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }
         self.end_if_cancelled(id);
@@ -287,6 +309,13 @@ impl Scheduler {
                     host.release(&mut self.host);
                     self.waiting.insert(rank);
                 }
+            }
+            Place::Unpacking { blocks, slot, device } => {
+                blocks.release(&mut self.host);
+                self.host.release(slot);
+                device.release(&mut self.device);
+                sequence.distrusts_host = sequence.failed_transfers >= MOST_FAILED_TRANSFERS;
+                self.waiting.insert(rank);
             }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }

@@ -16,7 +16,7 @@ use state_pool::{BLOCK_LEN, SequenceState, SlotId, StatePool, Tier};
 #[cfg(feature = "faults")]
 use super::faults::Fault;
 use super::limits::Reuse;
-use super::plan::{Direction, Form, Kept, Transfer, TransferId};
+use super::plan::{Direction, Form, Kept, SlotCopy, Transfer, TransferId};
 use super::sequence::{End, Sequence, SequenceId};
 use super::{Lack, Planning, Rank, Scheduler, blocks_for};
 
@@ -217,7 +217,7 @@ impl Scheduler {
         let keeps = self.limits.reuse.as_ref().is_some_and(|reuse| reuse.keep_turn_ends);
         let Some(tree) = self.tree.as_mut() else { return state.release(&mut self.device) };
         match end {
-            End::Finished | End::Cancelled if keeps && !state.is_empty() => {
+            End::Finished | End::Cancelled if keeps && sequence.may_keep(state.len()) => {
                 #[allow(unused_mut, reason = "a fault is planted below")]
                 let mut len = state.len();
                 #[cfg(feature = "faults")]
@@ -355,11 +355,12 @@ fn keep_state(
 fn demotion_transfer(id: TransferId, demotion: &Demotion) -> Transfer {
     let sources = demotion.source_blocks.iter().map(|block| block.id());
     let targets = demotion.target_blocks.iter().map(|block| block.id());
-    let slots = demotion.source_slot.as_ref().zip(demotion.target_slot.as_ref());
-    Transfer {
-        id,
-        direction: Direction::Out,
-        blocks: sources.zip(targets).collect(),
-        slot: slots.map(|(source, target)| (source.id(), target.id())),
-    }
+    let slot = demotion.source_slot.as_ref().map(|source| {
+        match (&demotion.target_slot, &demotion.target_packed) {
+            (Some(target), _) => SlotCopy::Plain(source.id(), target.id()),
+            (None, Some(target)) => SlotCopy::Pack(source.id(), target.id()),
+            (None, None) => unreachable!("a state is copied somewhere"),
+        }
+    });
+    Transfer { id, direction: Direction::Out, blocks: sources.zip(targets).collect(), slot }
 }

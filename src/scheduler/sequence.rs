@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoints::{Lineage, Match, MatchOptions, MissReason, Prefix};
-use state_pool::{BLOCK_LEN, SequenceState, StatePool, Tier};
+use state_pool::{BLOCK_LEN, BlockTable, PackedHandle, SequenceState, StatePool, Tier};
 
 use super::plan::Form;
 
@@ -114,9 +114,23 @@ pub enum Place {
         /// What is written.
         device: SequenceState,
     },
+    /// About to go on from a checkpoint that is packed on the host.
+    Unpacking {
+        /// The blocks that are read, those that the device has too among them.
+        blocks: BlockTable,
+        /// The packed slot that is read.
+        slot: PackedHandle,
+        /// What is written.
+        device: SequenceState,
+    },
 }
 
 impl Place {
+    /// Whether it is between the tiers.
+    pub fn is_moving(&self) -> bool {
+        matches!(self, Place::Leaving { .. } | Place::Returning { .. } | Place::Unpacking { .. })
+    }
+
     /// The state that is in `tier` and not on its way.
     pub(super) fn settled(&self, tier: Tier) -> Option<&SequenceState> {
         match (self, tier) {
@@ -268,7 +282,7 @@ impl Sequence {
         match &self.place {
             Place::Waiting | Place::Forking { .. } => 0,
             Place::Device(state) | Place::Host(state) => state.len(),
-            Place::Leaving { device, .. } => device.len(),
+            Place::Leaving { device, .. } | Place::Unpacking { device, .. } => device.len(),
             Place::Returning { host, .. } => host.len(),
         }
     }
@@ -334,6 +348,13 @@ impl Sequence {
         self.origin.lineage == Lineage::Exact && !self.is_mixed
     }
 
+    /// Whether the state behind its first `len` tokens may be given to the tree. One that came back
+    /// from being packed stands behind exact blocks alone, and would pass for exact there.
+    pub(super) fn may_keep(&self, len: usize) -> bool {
+        let is_exact = self.origin.lineage == Lineage::Exact;
+        len > 0 && (is_exact || len > self.origin.exact_tokens)
+    }
+
     /// The tree's name for its first `len` tokens.
     pub(super) fn prefix(&self, len: usize) -> Prefix<'_> {
         let exact_tokens = self.origin.exact_tokens.min(len / BLOCK_LEN * BLOCK_LEN);
@@ -347,6 +368,11 @@ impl Sequence {
 
     pub(super) fn salt(&self) -> Option<&str> {
         self.cache_salt.as_deref()
+    }
+
+    /// Tokens that it did not compute since it last started or went on from a kept state.
+    pub fn resumed_at(&self) -> usize {
+        self.origin.position
     }
 
     /// Its place in the order of service.

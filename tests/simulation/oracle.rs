@@ -25,6 +25,8 @@ pub struct Kind {
     pub is_recurrent: bool,
     /// Prompt rows below the last cell border have an arithmetic of their own.
     pub has_border: bool,
+    /// States of checkpoints are packed on the host, and come back as others.
+    pub packs: bool,
 }
 
 /// What a token adds to a state; `chunk` is where its chunk started modulo 64, none when it was
@@ -34,6 +36,11 @@ pub fn absorb(kind: Kind, hash: u64, token: u32, chunk: Option<u64>) -> u64 {
         return hash;
     }
     mix(mix(hash, u64::from(token)), chunk.unwrap_or(STEP))
+}
+
+/// What a state is once it was packed.
+pub fn pack(hash: u64) -> u64 {
+    mix(hash, 0x9ac4)
 }
 
 /// A token's row in a block.
@@ -53,6 +60,8 @@ struct Computed {
     token: u32,
     chunk: Option<u64>,
     is_below: bool,
+    /// The state behind it was packed before anything went on from it.
+    is_packed: bool,
 }
 
 /// How the tokens of a stream were computed, and what they add up to.
@@ -62,11 +71,13 @@ pub struct Past {
     tokens: Vec<Computed>,
     hash: u64,
     seen: u64,
+    /// The last hidden row.
+    hidden: u64,
 }
 
 impl Past {
     fn new(kind: Kind) -> Past {
-        Past { kind, tokens: Vec::new(), hash: START, seen: START }
+        Past { kind, tokens: Vec::new(), hash: START, seen: START, hidden: START }
     }
 
     /// Prompt tokens below the border, computed from the first on.
@@ -77,14 +88,29 @@ impl Past {
     }
 
     fn push(&mut self, token: u32, chunk: Option<u64>, is_below: bool) {
-        self.tokens.push(Computed { token, chunk, is_below });
+        self.tokens.push(Computed { token, chunk, is_below, is_packed: false });
         self.hash = absorb(self.kind, self.hash, token, chunk);
         self.seen = mix(self.seen, row(self.kind, token, chunk.is_some(), is_below));
+        self.hidden = mix(self.hash, self.seen);
+    }
+
+    /// The state goes to the host and comes back.
+    fn packed(mut self) -> Past {
+        if let Some(last) = self.tokens.last_mut() {
+            last.is_packed = true;
+            self.hash = pack(self.hash);
+        }
+        self
     }
 
     fn first(&self, len: usize) -> Past {
         let mut past = Past::new(self.kind);
-        self.tokens[..len].iter().for_each(|c| past.push(c.token, c.chunk, c.is_below));
+        for computed in &self.tokens[..len] {
+            past.push(computed.token, computed.chunk, computed.is_below);
+            if computed.is_packed {
+                past = past.packed();
+            }
+        }
         past
     }
 
@@ -94,7 +120,7 @@ impl Past {
     }
 
     fn draw(&self, choice: u64) -> u32 {
-        draw(mix(self.hash, self.seen), choice)
+        draw(self.hidden, choice)
     }
 }
 
@@ -123,6 +149,8 @@ pub struct Run<'a> {
     pub prompt_len: usize,
     pub start: usize,
     pub rows: usize,
+    /// Where it last resumed.
+    pub resumed_at: usize,
 }
 
 impl Oracle {
@@ -132,10 +160,11 @@ impl Oracle {
 
     /// Takes in what a step computes. False if the state it goes on from cannot be.
     pub fn computes(&mut self, run: &Run<'_>) -> bool {
-        let Run { id, salt, tokens, prompt_len, start, rows } = *run;
+        let Run { id, salt, tokens, prompt_len, start, rows, resumed_at } = *run;
         let border = prompt_len / 64 * 64;
         let goes_on = |live: &Live| live.pasts.iter().any(|past| past.tokens.len() == start);
-        if !self.live.get(&id).is_some_and(goes_on) {
+        // It may have lost a state of just so many tokens before.
+        if start == resumed_at || !self.live.get(&id).is_some_and(goes_on) {
             let pasts = self.pasts_of(salt, &tokens[..start], border);
             if pasts.is_empty() {
                 return false;
@@ -167,6 +196,10 @@ impl Oracle {
             if pasts.iter().all(|other| (other.hash, other.seen) != (past.hash, past.seen)) {
                 pasts.push(past);
             }
+        }
+        if self.kind.packs {
+            let packed: Vec<Past> = pasts.iter().cloned().map(Past::packed).collect();
+            pasts.extend(packed);
         }
         pasts
     }

@@ -10,12 +10,12 @@ use deltapool::engine::lower::{Job, lower, lower_transfers};
 use deltapool::models::{Batch, LogitSource, StatePair};
 use deltapool::scheduler::{
     Cost, Direction, End, Form, Limits, Place, Placement, Prompt, Reuse, SampledToken, Scheduler,
-    SequenceId, StepPlan, StepReport, Verdict,
+    SequenceId, SlotCopy, StepPlan, StepReport, Verdict,
 };
 use kernels::{BLOCK_LEN, NO_SLOT};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
 
-use oracle::{Kind, Oracle, Run, START, absorb, alone, draw, row};
+use oracle::{Kind, Oracle, Run, START, absorb, alone, draw, pack, row};
 
 const POISON: u64 = 0xdead_dead_dead_dead;
 /// Steps without a token, a transfer or an end after which a seed counts as stuck.
@@ -143,13 +143,15 @@ events!(
     demoted,
     promoted,
     handed_over,
-    audited
+    audited,
+    unpacked
 );
 
 /// One tier's memory, by byte offset.
 #[derive(Default)]
 struct Memory {
     slots: HashMap<usize, Slot>,
+    packed: HashMap<usize, Slot>,
     rows: HashMap<usize, Box<[u64; BLOCK_LEN]>>,
 }
 
@@ -238,11 +240,13 @@ impl World {
         let device_pages = longest.div_ceil(page_blocks) + 1 + random.below(room);
         // From a host that holds hardly one sequence to one that holds several.
         let host_pages = if random.one_in(2) { 2 } else { 2 + random.below(2 * device_pages) };
+        // A host that packs.
+        let packed_bytes = if slot_bytes > 0 && random.one_in(4) { slot_bytes / 2 } else { 0 };
         let pool = |tier, pages: usize| {
             let sizes = TierSizes {
                 slot_bytes,
                 block_bytes,
-                packed_bytes: 0,
+                packed_bytes: if tier == Tier::Host { packed_bytes } else { 0 },
                 memory_bytes: pages.max(2) * page_blocks * 4096,
                 max_zero_byte_slots: 3 + pages % 4,
             };
@@ -278,7 +282,8 @@ impl World {
             audit_percent: [0.0, 30.0, 100.0][random.below(3)],
             park_every: None,
         };
-        let kind = Kind { is_recurrent: slot_bytes > 0, has_border: grid == 64 };
+        let kind =
+            Kind { is_recurrent: slot_bytes > 0, has_border: grid == 64, packs: packed_bytes > 0 };
         let device = pool(Tier::Device, device_pages);
         let host = match random.below(8) {
             0 => StatePool::new(Tier::Host, device.layout().without_memory()),
@@ -334,27 +339,8 @@ impl World {
             idle = if before == after { idle + 1 } else { 0 };
             // A long prompt is computed over many steps without a token.
             if idle > STUCK || (!moved && self.to_come == 0 && idle > 8) {
-                if std::env::var("DBG").is_ok() {
-                    eprintln!(
-                        "DBG {:?} {:?} {:?}",
-                        self.scheduler.occupancy(),
-                        self.scheduler.stats(),
-                        self.scheduler.pools()
-                    );
-                    eprintln!("DBG {:?}", self.scheduler.tree_stats());
-                    eprintln!("DBG {:?}", self.limits);
-                    for id in self.streams.keys() {
-                        let s = self.scheduler.sequence(*id).unwrap();
-                        eprintln!(
-                            "DBG {id:?} prompt {} tokens {} computed {} place {}",
-                            s.prompt_len(),
-                            s.tokens().len(),
-                            s.computed(),
-                            &format!("{:?}", s.place())[..20]
-                        );
-                    }
-                }
-                return Err(self.story("no progress"));
+                let what = format!("no progress with {:?}", self.scheduler.occupancy());
+                return Err(self.story(&what));
             }
         }
         self.count_reuse();
@@ -471,7 +457,7 @@ impl World {
     fn cancel_some(&mut self) {
         let in_flight = |id: &SequenceId| {
             let place = self.scheduler.sequence(*id).expect("a stream is known").place();
-            matches!(place, Place::Leaving { .. } | Place::Returning { .. })
+            place.is_moving()
         };
         let mut ids: Vec<SequenceId> = self.streams.keys().copied().collect();
         ids.sort_unstable();
@@ -514,7 +500,7 @@ impl World {
 
     fn count_shared_copies(&mut self, plan: &StepPlan) {
         for transfer in &plan.transfers {
-            let Some(slot) = transfer.slot else { continue };
+            let Some(SlotCopy::Plain(slot, _)) = transfer.slot else { continue };
             let moving = self.streams.keys().filter_map(|id| self.scheduler.sequence(*id));
             for sequence in moving {
                 let source = match sequence.place() {
@@ -522,7 +508,7 @@ impl World {
                     Place::Returning { host, .. } => host,
                     _ => continue,
                 };
-                let own = source.slot().id() == slot.0;
+                let own = source.slot().id() == slot;
                 let all = source.len().div_ceil(BLOCK_LEN);
                 let shared = u64::from(own && transfer.blocks.len() < all);
                 match (transfer.direction, sequence.place()) {
@@ -551,17 +537,8 @@ impl World {
             let sequence = self.scheduler.sequence(id).expect("it is planned");
             let (tokens, prompt_len) = (sequence.tokens(), sequence.prompt_len());
             let salt = self.streams[&id].salt;
-            let run = Run { id, salt, tokens, prompt_len, start, rows };
-            if std::env::var("DBG").is_ok() {
-                eprintln!(
-                    "DBG step {} run {} P{} {start}+{rows} exact {} reuse {:?}",
-                    self.scheduler.stats().steps,
-                    id.0,
-                    prompt_len,
-                    sequence.is_exact(),
-                    sequence.reuse()
-                );
-            }
+            let resumed_at = sequence.resumed_at();
+            let run = Run { id, salt, tokens, prompt_len, start, rows, resumed_at };
             if !self.oracle.computes(&run) {
                 return Err(self.story(&format!(
                     "sequence {} goes on at {start} from what nobody has computed",
@@ -671,7 +648,8 @@ impl World {
 
     fn start(&mut self, jobs: Vec<Job>) {
         for mut job in jobs {
-            if self.fault == Some(Fault::ForgetSlot) && job.pieces.len() > 1 {
+            if self.fault == Some(Fault::ForgetSlot) && job.packed.take().is_some() {
+            } else if self.fault == Some(Fault::ForgetSlot) && job.pieces.len() > 1 {
                 job.pieces.remove(0);
             }
             let steps_left = if self.random.one_in(2) { 0 } else { self.random.below(6) };
@@ -691,11 +669,26 @@ impl World {
             Direction::Out => (&self.device, &mut self.host),
             Direction::In => (&self.host, &mut self.device),
         };
+        match (job.packed, job.direction) {
+            (Some((source, target)), Direction::Out) => {
+                let slot = from.slot(source);
+                to.packed.insert(target, Slot { hash: pack(slot.hash), ..slot });
+            }
+            (Some((source, target)), Direction::In) => {
+                self.events.unpacked += 1;
+                let poison = Slot { hash: POISON, hidden: POISON };
+                to.slots.insert(target, from.packed.get(&source).copied().unwrap_or(poison));
+            }
+            (None, _) => {}
+        }
         let block_bytes = self.limits.cost.block_bytes;
         let has_slot = self.limits.cost.slot_bytes > 0;
         for (i, piece) in job.pieces.iter().enumerate() {
             // The slot comes first; slots and blocks may be of one size.
-            let is_slot = has_slot && i == 0 && piece.bytes == self.limits.cost.slot_bytes;
+            let is_slot = has_slot
+                && job.packed.is_none()
+                && i == 0
+                && piece.bytes == self.limits.cost.slot_bytes;
             if is_slot && (piece.bytes != block_bytes || self.fault != Some(Fault::ForgetSlot)) {
                 to.slots.insert(piece.target, from.slot(piece.source));
             } else {
@@ -827,6 +820,9 @@ impl World {
             let layout = pool.layout();
             let slots: Vec<usize> = pool.held_slots().map(|id| layout.slot_offset(id)).collect();
             let blocks: Vec<usize> = pool.held_blocks().map(|id| layout.block_offset(id)).collect();
+            let packed: Vec<usize> =
+                pool.held_packed().map(|id| layout.packed_offset(id)).collect();
+            memory.packed.retain(|at, _| packed.contains(at));
             memory.slots.retain(|at, _| slots.contains(at));
             memory.rows.retain(|at, _| blocks.contains(at));
         }

@@ -50,9 +50,10 @@ impl PrefixTree {
 
     fn check_held(&self, node: &Node<Units>, tier: Tier) {
         let held = node.value.held(tier);
-        assert!(held.slot.is_none() || self.options.is_recurrent, "a slot without layers for it");
+        assert!(!held.has_slot() || self.options.is_recurrent, "a slot without layers for it");
+        assert!(held.packed.is_none() || tier == Tier::Host && held.slot.is_none());
         if held.blocks.is_empty() {
-            assert!(held.slot.is_none(), "a state without the blocks of its tokens");
+            assert!(!held.has_slot(), "a state without the blocks of its tokens");
             return;
         }
         assert_eq!(held.blocks.len(), node.tokens.len().div_ceil(BLOCK_LEN));
@@ -62,7 +63,7 @@ impl PrefixTree {
         let has_above = parent.parent.is_none() || !parent.value.held(tier).blocks.is_empty();
         assert!(has_above, "{tier} blocks at {} without those before", node.start);
         let is_of_use = |id| !self.nodes[id].value.held(tier).blocks.is_empty();
-        let is_needed = held.slot.is_some() || node.children().any(is_of_use);
+        let is_needed = held.has_slot() || node.children().any(is_of_use);
         assert!(is_needed || !self.options.is_recurrent, "blocks that no checkpoint needs");
     }
 }

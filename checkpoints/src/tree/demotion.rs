@@ -1,7 +1,7 @@
 //! A copy ahead of need (rule 9): the least worthy checkpoint of the device gets a copy on the
 //! host and stays where it is, so that dropping it later frees its units at once.
 
-use state_pool::{Allocation, BLOCK_LEN, BlockHandle, PoolError, SlotHandle, StatePool, Tier};
+use state_pool::{BLOCK_LEN, BlockHandle, PackedHandle, PoolError, SlotHandle, StatePool, Tier};
 
 use super::radix::NodeId;
 use super::ranking::{Ranked, sizes};
@@ -21,6 +21,8 @@ pub struct Demotion {
     pub target_blocks: Vec<BlockHandle>,
     /// A fresh slot of the host.
     pub target_slot: Option<SlotHandle>,
+    /// In its place a fresh packed slot, on a host that packs.
+    pub target_packed: Option<PackedHandle>,
     node: NodeId,
     /// Index of the first of the blocks among those of all tokens.
     first_block: usize,
@@ -53,17 +55,22 @@ impl PrefixTree {
         let mut sources: Vec<&BlockHandle> = blocks.collect();
         sources.reverse();
         let slot = self.nodes[node].value.device.slot.as_ref();
-        let targets = host.allocate(sources.len(), usize::from(slot.is_some()))?;
-        let Allocation { blocks: target_blocks, slots: mut target_slots } = targets;
+        let (target_blocks, target_slot, target_packed) = if packs(host) {
+            let (blocks, packed) = host.allocate_packed(sources.len())?;
+            (blocks, None, Some(packed))
+        } else {
+            let mut targets = host.allocate(sources.len(), usize::from(slot.is_some()))?;
+            (targets.blocks, targets.slots.pop(), None)
+        };
         let source_slot = slot.map(|slot| device.share(slot));
         let source_blocks = sources.into_iter().map(|block| device.share(block)).collect();
-        let target_slot = target_slots.pop();
         self.nodes[node].value.is_leaving = true;
         Ok(Some(Demotion {
             source_blocks,
             source_slot,
             target_blocks,
             target_slot,
+            target_packed,
             node,
             first_block,
         }))
@@ -98,7 +105,7 @@ impl PrefixTree {
         let slots = usize::from(self.options.is_recurrent);
         loop {
             let blocks = self.nodes[node].end().div_ceil(BLOCK_LEN) - self.first_lacking(node);
-            if host.fits(blocks, slots) {
+            if if packs(host) { host.fits_packed(blocks) } else { host.fits(blocks, slots) } {
                 return;
             }
             match self.least_worthy(host) {
@@ -137,6 +144,7 @@ impl PrefixTree {
         if !has_arrived || !is_there || self.first_lacking(id) < first_block {
             release_all(host, demotion.target_blocks);
             release_all(host, demotion.target_slot);
+            release_all(host, demotion.target_packed);
             self.counts.demotions_failed += 1;
             return;
         }
@@ -148,8 +156,18 @@ impl PrefixTree {
         });
         release_all(host, targets.into_iter().flatten());
         self.give_slot(host, id, demotion.target_slot);
+        let packed = &mut self.nodes[id].value.host.packed;
+        match demotion.target_packed {
+            Some(target) if packed.is_none() => *packed = Some(target),
+            target => release_all(host, target),
+        }
         self.place(host, id);
         self.place_around(host, id);
         self.counts.demoted += 1;
     }
+}
+
+/// Whether the states of checkpoints are packed on this host.
+fn packs(host: &StatePool) -> bool {
+    host.layout().packed_bytes > 0
 }

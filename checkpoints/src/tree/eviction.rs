@@ -4,7 +4,7 @@
 //! checkpoint of the tier still needs them. Without, a path loses its last blocks, about a
 //! kilotoken at most at a time. What is lost in every tier stays as a ghost.
 
-use state_pool::{BLOCK_LEN, StatePool, Tier, UnitStats};
+use state_pool::{BLOCK_LEN, PackedHandle, SlotHandle, StatePool, Tier, UnitStats};
 
 use super::radix::{NodeId, floor_to_block};
 use super::ranking::{Ranked, sizes};
@@ -59,29 +59,38 @@ impl PrefixTree {
             0 => 0,
             per_page => units.div_ceil(per_page),
         };
-        let fits = |free_blocks: usize, free_slots: usize| {
+        let fits = |free_blocks: usize, free_slots: usize, free_packed: usize| {
             let blocks = stats.blocks.held.saturating_sub(free_blocks) + blocks;
             let slots = stats.slots.held.saturating_sub(free_slots) + slots;
+            let packed = stats.packed.held.saturating_sub(free_packed);
             let needed = pages(blocks, layout.blocks_per_page)
                 + pages(slots, layout.slots_per_page)
-                + stats.packed.pages;
+                + pages(packed, layout.packed_per_page);
             needed + watermark_pages <= layout.pages
         };
         let shares = |unit: UnitStats| unit.handles - unit.held;
         let least = |held: usize, unit| held.saturating_sub(shares(unit));
         let blocks_held = self.blocks[pool.tier() as usize];
-        if fits(least(blocks_held, stats.blocks), least(self.slots(pool.tier()), stats.slots)) {
+        let states = self.slots(pool.tier());
+        let (slots_held, packed_held) =
+            if layout.packed_per_page > 0 { (0, states) } else { (states, 0) };
+        if fits(
+            least(blocks_held, stats.blocks),
+            least(slots_held, stats.slots),
+            least(packed_held, stats.packed),
+        ) {
             return true;
         }
-        let (mut free_blocks, mut free_slots) = (0, 0);
+        let (mut free_blocks, mut free_slots, mut free_packed) = (0, 0, 0);
         for id in self.nodes.ids() {
             let held = self.nodes[id].value.held(pool.tier());
             // Who shares a path shares it from the first block on.
             let shared = held.blocks.partition_point(|block| !pool.is_sole(block));
             free_blocks += held.blocks.len() - shared;
             free_slots += usize::from(held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot)));
+            free_packed += usize::from(held.packed.as_ref().is_some_and(|slot| pool.is_sole(slot)));
         }
-        fits(free_blocks, free_slots)
+        fits(free_blocks, free_slots, free_packed)
     }
 
     /// True if a slot is free above the watermark, if need be after evicting checkpoints that are
@@ -129,7 +138,10 @@ impl PrefixTree {
     pub(super) fn may_go(&self, pool: &StatePool, id: NodeId) -> bool {
         let held = self.nodes[id].value.held(pool.tier());
         if self.options.is_recurrent {
-            return held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot));
+            let is_sole = |slot: &SlotHandle| pool.is_sole(slot);
+            let is_sole_packed = |slot: &PackedHandle| pool.is_sole(slot);
+            return held.slot.as_ref().is_some_and(is_sole)
+                || held.packed.as_ref().is_some_and(is_sole_packed);
         }
         let is_last = self.children_in(pool.tier(), id) == 0;
         is_last && held.blocks.last().is_some_and(|block| pool.is_sole(block))
@@ -147,7 +159,9 @@ impl PrefixTree {
             Tier::Host | Tier::Disk => self.counts.host.evicted += 1,
         }
         if self.options.is_recurrent {
-            let slot = self.nodes[id].value.held_mut(pool.tier()).slot.take();
+            let held = self.nodes[id].value.held_mut(pool.tier());
+            let (slot, packed) = (held.slot.take(), held.packed.take());
+            release_all(pool, packed);
             release_all(pool, slot);
             self.set_place(pool.tier(), id, None);
             self.place_around(pool, id);
@@ -175,7 +189,7 @@ impl PrefixTree {
     pub(super) fn prune(&mut self, pool: &mut StatePool, id: NodeId) {
         let path: Vec<NodeId> = self.nodes.path_up(id).collect();
         for id in path {
-            let has_slot = self.nodes[id].value.held(pool.tier()).slot.is_some();
+            let has_slot = self.nodes[id].value.held(pool.tier()).has_slot();
             if has_slot || self.children_in(pool.tier(), id) > 0 {
                 self.place(pool, id);
                 return;

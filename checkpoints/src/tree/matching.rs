@@ -1,7 +1,8 @@
 //! Looking a prompt up, and taking shares of the state found.
 
 use state_pool::{
-    BLOCK_LEN, BlockHandle, BlockTable, PoolError, SequenceState, SlotHandle, StatePool, Tier,
+    BLOCK_LEN, BlockHandle, BlockTable, PackedHandle, PoolError, SequenceState, SlotHandle,
+    StatePool, Tier,
 };
 
 use super::PrefixTree;
@@ -63,6 +64,9 @@ pub struct Usable {
     pub exact_tokens: usize,
     /// Device: a sequence can go on from it. Host: it is copied first.
     pub tier: Tier,
+    /// It is packed, and not exact any more when it comes back: see
+    /// [`hold_packed`](PrefixTree::hold_packed).
+    pub is_packed: bool,
     pub(super) node: NodeId,
 }
 
@@ -121,7 +125,9 @@ impl PrefixTree {
         let is_exact = |id: &NodeId| self.nodes[*id].lineage == Lineage::Exact;
         let border = self.nodes.path_up(id).find(is_exact).map_or(0, |id| self.nodes[id].end());
         let exact_tokens = border.min(position);
-        Some(Usable { position, lineage: node.lineage, exact_tokens, tier, node: id })
+        let is_packed = node.value.held(tier).packed.is_some();
+        let lineage = if is_packed { Lineage::NonExact } else { node.lineage };
+        Some(Usable { position, lineage, exact_tokens, tier, is_packed, node: id })
     }
 
     fn miss(
@@ -166,6 +172,17 @@ impl PrefixTree {
         };
         let blocks = self.share_blocks(usable, pool);
         Ok(SequenceState::from_parts(BlockTable::from(blocks), slot, usable.position))
+    }
+
+    /// Shares of a packed state on the host: its blocks, and the packed slot.
+    ///
+    /// # Panics
+    ///
+    /// If it is not packed, or was evicted since the match.
+    pub fn hold_packed(&self, usable: &Usable, host: &mut StatePool) -> (BlockTable, PackedHandle) {
+        let held = self.nodes[usable.node].value.held(Tier::Host);
+        let slot = host.share(held.packed.as_ref().expect("a packed state"));
+        (BlockTable::from(self.share_blocks(usable, host)), slot)
     }
 
     /// Marks the use of a state: a sequence has resumed from it. It may have been handed over to

@@ -161,7 +161,7 @@ impl PrefixTree {
             let node = &self.nodes[above];
             let held = node.value.held(tier);
             if above != id {
-                if held.slot.is_some() || !self.options.is_recurrent {
+                if held.has_slot() || !self.options.is_recurrent {
                     break;
                 }
                 is_freed &= self.children_in(tier, above) == 1;
@@ -232,5 +232,6 @@ impl Ranking {
 /// Bytes of the units of a pool.
 pub(super) fn sizes(pool: &StatePool) -> UnitBytes {
     let layout = pool.layout();
-    UnitBytes { slot_bytes: layout.slot_bytes, block_bytes: layout.block_bytes }
+    let slot_bytes = if layout.packed_bytes > 0 { layout.packed_bytes } else { layout.slot_bytes };
+    UnitBytes { slot_bytes, block_bytes: layout.block_bytes }
 }
