@@ -84,6 +84,6 @@ mod tree;
 
 pub use placement::Placement;
 pub use tree::{
-    Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, TierCounts,
+    Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, Room, TierCounts,
     TreeOptions, TreeStats, Usable, common_tokens,
 };

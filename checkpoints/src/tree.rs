@@ -22,6 +22,7 @@ use std::collections::BTreeSet;
 use state_pool::{BLOCK_LEN, BlockHandle, Handle, PackedHandle, SlotHandle, StatePool, Tier};
 
 pub use demotion::Demotion;
+pub use eviction::Room;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::{Lineage, common_tokens};
 
@@ -126,7 +127,8 @@ struct Units {
     passes: u32,
     /// Its copy to the host is on its way.
     is_leaving: bool,
-    /// The host evicted its copy since its last use: it is not copied again for nothing.
+    /// The host evicted its copy since its last use, or a copy failed: it is not copied again for
+    /// nothing.
     is_refused: bool,
     /// Its only continuation so far is that of the one that resumed from it.
     is_spent: bool,

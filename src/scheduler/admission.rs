@@ -109,12 +109,12 @@ impl Scheduler {
     }
 
     /// Pages that admission leaves free.
-    fn watermark(&self) -> usize {
+    pub(super) fn watermark(&self) -> usize {
         if self.on_device() == 0 { 0 } else { self.limits.watermark_pages }
     }
 
     /// Blocks of a sequence's known tokens.
-    fn known_blocks(&self, id: SequenceId) -> usize {
+    pub(super) fn known_blocks(&self, id: SequenceId) -> usize {
         blocks_for(self.sequences[&id].tokens.len())
     }
 
@@ -130,13 +130,17 @@ impl Scheduler {
         if self.follow(rank, &found) {
             return Admission::Follows;
         }
+        if !self.make_space_without_loss(id, &mut found, step) {
+            return Admission::Refused;
+        }
         let mut place = match &found.usable {
             Some(usable) if usable.tier == Tier::Host => self.start_promotion(id, usable, step),
             Some(usable) => self.resume(id, usable).map(Place::Device),
             None => self.start_cold(id).map(Place::Device),
         };
         // When nobody will give units back, a state that takes too much to go on from is let be.
-        if place.is_none() && found.usable.is_some() && self.on_device() == 0 {
+        let nobody_will = self.on_device() == 0 && self.demotions.is_empty();
+        if place.is_none() && found.usable.is_some() && nobody_will {
             found.usable = None;
             place = self.start_cold(id).map(Place::Device);
         }

@@ -10,7 +10,7 @@
 
 use std::cmp::Reverse;
 
-use checkpoints::{Demotion, Lineage, Match, Prefix, PrefixTree, common_tokens};
+use checkpoints::{Demotion, Lineage, Match, Prefix, PrefixTree, Room, common_tokens};
 use state_pool::{BLOCK_LEN, SequenceState, SlotId, StatePool, Tier};
 
 #[cfg(feature = "faults")]
@@ -251,21 +251,31 @@ impl Scheduler {
     pub(super) fn demote_ahead(&mut self, step: &mut Planning) {
         let wanted = 2 * self.limits.watermark_pages.max(1);
         let free = self.device.free_pages();
-        let has_host = self.host.layout().pages > 0;
-        let Some(tree) = self.tree.as_mut().filter(|_| has_host && free < wanted) else { return };
-        let clean = (wanted - free) * self.device.layout().page_bytes;
+        if free >= wanted {
+            return;
+        }
+        let clean_bytes = (wanted - free) * self.device.layout().page_bytes;
         // Asked in every step, and mostly nothing has changed.
-        let state = (tree.uses(), clean);
-        while self.demotions.len() < MOST_DEMOTIONS && self.nothing_to_demote != state {
-            let Ok(Some(demotion)) = tree.demote(&mut self.device, &mut self.host, clean) else {
-                self.nothing_to_demote = state;
-                return;
-            };
+        let moment = (self.tree.as_ref().map_or(0, PrefixTree::uses), clean_bytes);
+        if self.nothing_to_demote != moment && !self.demote(clean_bytes, step) {
+            self.nothing_to_demote = moment;
+        }
+    }
+
+    /// Starts copies of checkpoints until so many bytes of them may go without a loss. False if no
+    /// more need a copy, or the host has no room for one.
+    fn demote(&mut self, clean_bytes: usize, step: &mut Planning) -> bool {
+        let has_host = self.host.layout().pages > 0;
+        let Some(tree) = self.tree.as_mut().filter(|_| has_host) else { return false };
+        while self.demotions.len() < MOST_DEMOTIONS {
+            let demotion = tree.demote(&mut self.device, &mut self.host, clean_bytes);
+            let Ok(Some(demotion)) = demotion else { return false };
             self.next_transfer += 1;
             let id = TransferId(self.next_transfer);
             step.plan.transfers.push(demotion_transfer(id, &demotion));
             self.demotions.push((id, demotion));
         }
+        true
     }
 
     /// A demotion's copies have arrived, or failed. False if this is another transfer.
@@ -318,6 +328,44 @@ impl Scheduler {
             Some(tree) => tree.free(device, 0, lack.blocks, lack.slots),
             None => device.fits(lack.blocks, lack.slots),
         }
+    }
+
+    /// Makes room for a waiting sequence, but first lets the host have copies of those checkpoints
+    /// that it would cost. False while these are on their way: a step or two later than it could,
+    /// the sequence finds what a whole prompt would be computed again for. What the host does not
+    /// take, or did not get, is not waited for.
+    pub(super) fn make_space_without_loss(
+        &mut self,
+        id: SequenceId,
+        found: &mut Match,
+        step: &mut Planning,
+    ) -> bool {
+        let usable = found.usable.filter(|usable| usable.tier == Tier::Device);
+        let there = usable.map_or(0, |usable| usable.position / BLOCK_LEN);
+        let (blocks, slots) =
+            (self.known_blocks(id) - there, usize::from(self.limits.is_recurrent()));
+        let watermark = self.watermark();
+        let Some(tree) = self.tree.as_mut().filter(|_| self.host.layout().pages > 0) else {
+            return true;
+        };
+        let device = &mut self.device;
+        if device.fits_above(watermark, blocks, slots)
+            || !tree.could_free(device, watermark, blocks, slots)
+        {
+            return true;
+        }
+        let held = usable.and_then(|usable| tree.hold(&usable, device).ok());
+        let room = tree.free_without_loss(device, watermark, blocks, slots);
+        if let Some(held) = held {
+            held.release(device);
+        }
+        if room != Room::Lossy {
+            return room == Room::Made || self.demotions.is_empty();
+        }
+        self.demote(usize::MAX, step);
+        // The copies may have taken the room of what was found on the host.
+        *found = self.look_up(id);
+        self.demotions.is_empty()
     }
 
     /// Gives all that is kept for reuse back. What is being copied stays until it has arrived.

@@ -86,15 +86,19 @@ impl PrefixTree {
         let mut clean = 0;
         while clean < clean_bytes {
             let Ranked { id, worth, .. } = ranking.next(self, device, counts)?;
-            let Units { is_leaving, is_refused, .. } = self.nodes[id].value;
-            let is_clean = worth == 0 || is_leaving || is_refused || self.has_state(Tier::Host, id);
-            if !is_clean {
+            if !self.is_clean(id, worth) {
                 return Some(id);
             }
             let Candidate { slots, blocks, .. } = self.candidate(Tier::Device, id);
             clean += sizes(device).of(slots, blocks);
         }
         None
+    }
+
+    /// True if nothing is lost that is worth a copy when this checkpoint leaves the device.
+    pub(super) fn is_clean(&self, id: NodeId, worth: u128) -> bool {
+        let Units { is_leaving, is_refused, .. } = self.nodes[id].value;
+        worth == 0 || is_leaving || is_refused || self.has_state(Tier::Host, id)
     }
 
     /// Evicts from the host what is worth less there than a copy of this node, while the copy does
@@ -140,6 +144,7 @@ impl PrefixTree {
         let is_there = self.nodes.get(id).is_some();
         if is_there {
             self.nodes[id].value.is_leaving = false;
+            self.nodes[id].value.is_refused |= !has_arrived;
         }
         if !has_arrived || !is_there || self.first_lacking(id) < first_block {
             release_all(host, demotion.target_blocks);

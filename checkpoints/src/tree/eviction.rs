@@ -14,6 +14,17 @@ use crate::policy::{Candidate, value, worth};
 /// What goes at once from the end of a path without recurrent layers.
 const TRIMMED_TOKENS: usize = 16 * BLOCK_LEN;
 
+/// What came of making room without a loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// It is there.
+    Made,
+    /// It is not, and the next to go has no copy.
+    Lossy,
+    /// It is not, and nothing may go.
+    Lacking,
+}
+
 impl PrefixTree {
     /// Evicts the least worthy checkpoint of the pool's tier. False if none may go: those whose
     /// units others hold as well, or whose copy to the host is on its way, are passed over.
@@ -43,6 +54,25 @@ impl PrefixTree {
             }
         }
         true
+    }
+
+    /// As [`free`](PrefixTree::free), but stops before a checkpoint that would be lost for good
+    /// and may get a copy on the host first, and then says [`Room::Lossy`].
+    pub fn free_without_loss(
+        &mut self,
+        pool: &mut StatePool,
+        watermark_pages: usize,
+        blocks: usize,
+        slots: usize,
+    ) -> Room {
+        while !pool.fits_above(watermark_pages, blocks, slots) {
+            match self.least_worthy(pool) {
+                None => return Room::Lacking,
+                Some(Ranked { id, worth, .. }) if !self.is_clean(id, worth) => return Room::Lossy,
+                Some(least) => self.evict(pool, least.id),
+            }
+        }
+        Room::Made
     }
 
     /// False if so many units would not fit if all that may go was gone, however well the rest was

@@ -1,6 +1,6 @@
 //! The rules by which states leave a tier: eviction, demotion and the way back.
 
-use checkpoints::{MissReason, Prefix, TreeOptions};
+use checkpoints::{MissReason, Prefix, Room, TreeOptions};
 use state_pool::{SequenceState, Tier};
 
 use crate::support::{House, hybrid, miss, part, run};
@@ -153,11 +153,35 @@ fn a_copy_that_fails_or_comes_too_late_is_given_back() {
     house.keep(None, &run(0, 128), 128);
     let demotion = house.demote().expect("the checkpoint");
     house.end_demotion(demotion, false);
-    let demotion = house.demote().expect("again");
+    assert!(house.demote().is_none(), "not for nothing again");
+    house.keep(None, &run(0, 128), 128);
+    let demotion = house.demote().expect("again, since it was of use again");
     house.tree.clear(&mut house.device);
     house.end_demotion(demotion, true);
     let stats = house.tree.stats();
     assert_eq!((stats.demoted, stats.demotions_failed, stats.host.blocks), (0, 2, 0));
+    house.finish();
+}
+
+#[test]
+fn room_without_loss_is_made_of_what_has_a_copy_and_stops_before_what_has_none() {
+    let mut house = House::new(TreeOptions::default(), 4);
+    house.keep(None, &run(0, 64), 64);
+    let demotion = house.demote().expect("the first");
+    house.keep(None, &run(500, 64), 64);
+    let make = |house: &mut House, slots| {
+        house.tree.free_without_loss(&mut house.device, 0, 0, slots, None)
+    };
+    assert_eq!(make(&mut house, 1), Room::Made);
+    assert_eq!(make(&mut house, 2), Room::Lossy, "one is on its way, the other has no copy");
+    house.end_demotion(demotion, true);
+    assert_eq!(make(&mut house, 2), Room::Made);
+    assert_eq!((house.tree.stats().device.slots, house.position(&run(500, 64))), (1, 64));
+    assert_eq!(make(&mut house, 4), Room::Lossy, "the other");
+    let used = house.look_up(&run(500, 64)).usable.expect("it is there");
+    let held = house.tree.hold(&used, &mut house.device).expect("a share");
+    assert_eq!(make(&mut house, 4), Room::Lacking, "somebody reads it");
+    held.release(&mut house.device);
     house.finish();
 }
 
