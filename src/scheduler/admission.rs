@@ -156,8 +156,12 @@ impl Scheduler {
         if let (Some(tree), Some(usable)) = (&mut self.tree, &found.usable) {
             tree.note_resumed(usable);
         }
-        let sequence = self.sequence_mut(id);
+        let sequence = self.sequences.get_mut(&id).expect("it was in the queue");
         sequence.resumes(&found);
+        if !sequence.has_answer() {
+            self.stats.matched_tokens += sequence.reuse.matched_tokens as u64;
+            self.stats.cached_tokens += sequence.reuse.cached_tokens as u64;
+        }
         // Steps to come take no memory of the program.
         sequence.tokens.reserve_exact(sequence.max_len - sequence.tokens.len());
         sequence.place = place;

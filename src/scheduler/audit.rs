@@ -59,7 +59,8 @@ impl Scheduler {
         let sequence = &self.sequences[&id];
         let len = sequence.computed();
         let Some(state) = sequence.state() else { return };
-        if what == Audited::Checkpoint && state.is_slot_sole(&self.device) {
+        let shares_slot = what == Audited::Checkpoint && self.limits.is_recurrent();
+        if shares_slot && state.is_slot_sole(&self.device) {
             return; // it was handed over, for want of memory
         }
         if self.limits.audit_percent == 0.0 || !sequence.is_exact() || len == 0 {
@@ -69,8 +70,8 @@ impl Scheduler {
         let drawn = self.audit_turns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         let is_turn = (drawn % 10_000) as f64 <= self.limits.audit_percent * 100.0;
         let watermark = self.limits.watermark_pages;
-        // A slot for the shadow, and one that a sequence that is back will take for itself.
-        let slots = 1 + usize::from(what != Audited::Checkpoint);
+        // A slot for the shadow, and one for a sequence whose own slot is the audited one.
+        let slots = 1 + usize::from(!shares_slot);
         let fits = self.device.fits_above(watermark, blocks_for(len) + 1, slots);
         if !is_turn || self.audit.is_some() || !fits {
             return;

@@ -383,12 +383,12 @@ impl Scheduler {
     /// When the report names what was not planned.
     pub fn commit(&mut self, mut plan: StepPlan, report: &StepReport) {
         for span in &plan.spans {
+            if self.advance_shadow(span.sequence, span.rows) {
+                continue;
+            }
             match span.form {
                 Form::Chunk => self.stats.prompt_tokens += span.rows as u64,
                 Form::Step => self.stats.generated_tokens += span.rows as u64,
-            }
-            if self.advance_shadow(span.sequence, span.rows) {
-                continue;
             }
             let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
             sequence.state_mut().advance(span.rows);
