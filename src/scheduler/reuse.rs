@@ -231,7 +231,8 @@ impl Scheduler {
             End::Finished | End::Cancelled => {}
             End::Cut => self.stats.turn_ends_left_out += 1,
             End::Failed => {
-                let from = sequence.origin.position;
+                // What it went on from may be at fault as well.
+                let from = sequence.origin.position.saturating_sub(1);
                 let pools = (&mut self.device, &mut self.host);
                 tree.discard(pools, sequence.salt(), &sequence.tokens, from);
             }
