@@ -21,6 +21,9 @@ fn a_step_allocates_nothing_in_steady_state() {
             scheduler.submit(&Prompt::new(&[1; 100], 1_900)).expect("it fits");
         }
         control::until_all_decode(&mut scheduler, RUNNING);
+        // Followers draw their first token of a prompt: one step more, and the lists of a plan have
+        // the size they keep.
+        control::until_all_decode(&mut scheduler, RUNNING);
         let mut report = StepReport::default();
         let (mut allocations, mut blocks) = (0, 0);
         // 200 steps: every sequence takes three blocks on the way.

@@ -56,13 +56,16 @@ A request: {\"prompt\": TEXT} or {\"prompt_ids\": [...]} or {\"messages\": [...]
   ignore_eos          go on past the model's end of sequence
   logprobs            this many alternatives beside each token's own, 0 to 20
   priority            lower first; only with --scheduling-policy priority
+  cache_salt          requests of different salts share nothing that was computed
+  checkpoint_at       tokens of the prompt after which to keep its state: a list of numbers
   arrival_ms          submitted so long after the start; default: at once
 Null is absent, empty lines are skipped, any other field is an error.
 
 An answer: id, output_ids, text, logprobs [{logprob, top: [[id, logprob], ...]}, ...] when asked,
-finish_reason (stop, length, or error and beside it why), cached_tokens, preemptions, swapped_bytes,
-recomputed_tokens, queue_ms, ttft_ms, mean_itl_ms. With n above 1 the answers are in choices, each
-with its index.
+finish_reason (stop, length, or error and beside it why), matched_tokens, cached_tokens,
+replayed_tokens, miss_reason (null, never_taken, no_slot, evicted or not_exact), preemptions,
+swapped_bytes, recomputed_tokens, queue_ms, ttft_ms, mean_itl_ms. With n above 1 the answers are in
+choices, each with its index.
 
 A line that cannot be run becomes {id, error, line} in its place and is told on standard error; the
 others go on, and the exit code is 1. After Ctrl-C what is finished is written; what is not is left
@@ -107,6 +110,7 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     let interrupted = interruption()?;
     let bar = bar(quiet, "{bar:40} {pos}/{len} answers, {msg}");
     let (tally, time) = Replay::new(&engine, lines, bar).run(&mut output, &interrupted)?;
+    engine.drain();
     let summary = Summary::new(&tally, time, &engine.stats(), engine.limits());
     if !quiet {
         eprintln!("{summary}");

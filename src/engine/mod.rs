@@ -124,7 +124,8 @@ impl Engine {
         Stopper { commands: self.commands.clone() }
     }
 
-    /// Takes nothing more, and waits until all that was taken has ended.
+    /// Takes nothing more, waits until all that was taken has ended, and gives back what was kept
+    /// for later requests: pages that are held after it are lost.
     pub fn drain(&self) {
         self.desk.close();
         let (done, wait) = channel();

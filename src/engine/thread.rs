@@ -97,6 +97,11 @@ impl<E: Executor> Loop<E> {
     fn take_commands(&mut self) -> bool {
         loop {
             let command = if self.core.is_idle() {
+                if !self.drains.is_empty() {
+                    // Nobody comes after.
+                    self.core.clear_prefix_cache();
+                    self.tell_stats();
+                }
                 for done in self.drains.drain(..) {
                     let _ = done.send(());
                 }
@@ -118,9 +123,13 @@ impl<E: Executor> Loop<E> {
         }
     }
 
+    fn tell_stats(&self) {
+        *self.desk.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.core.stats();
+    }
+
     fn step(&mut self) {
         let events = self.core.step();
-        *self.desk.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.core.stats();
+        self.tell_stats();
         for (id, event) in events {
             let listener = self.listeners.get_mut(&id).expect("a request has a listener");
             listener.open -= usize::from(event.finish.is_some());
