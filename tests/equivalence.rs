@@ -8,6 +8,8 @@ mod support;
 
 #[path = "equivalence/requests.rs"]
 mod requests;
+#[path = "equivalence/reuse.rs"]
+mod reuse;
 
 use std::path::Path;
 

@@ -14,12 +14,12 @@ use super::support::{Random, Tensors, tell};
 use super::{MODELS, files};
 
 /// The models: the one in the binary where it is, and the goldens.
-fn models() -> Vec<String> {
+pub(super) fn models() -> Vec<String> {
     let embedded = cfg!(feature = "embedded-model").then_some("embedded");
     embedded.into_iter().chain(MODELS).map(str::to_owned).collect()
 }
 
-fn open(model: &str) -> ModelFiles {
+pub(super) fn open(model: &str) -> ModelFiles {
     match model {
         #[cfg(feature = "embedded-model")]
         "embedded" => ModelFiles::embedded().expect("the model is sound"),
@@ -72,10 +72,10 @@ fn golden(model: &str) -> Option<(Vec<u32>, Vec<u32>)> {
     })
 }
 
-/// Each answer as the only one there is: a request for `n` answers is `n` requests, the seeds
-/// counted up.
-fn alone(model: &str, requests: &[Request]) -> Answers {
-    let setting = Setting::roomy();
+/// Each answer as the only one there is, with nothing kept of those before: a request for `n`
+/// answers is `n` requests, the seeds counted up.
+pub(super) fn alone(model: &str, requests: &[Request]) -> Answers {
+    let setting = Setting::roomy().with(|config| config.prefix_cache = false);
     let mut engine = Stepped::new(open(model), setting);
     let mut answers = Answers::new();
     for (i, request) in requests.iter().enumerate() {
@@ -88,15 +88,12 @@ fn alone(model: &str, requests: &[Request]) -> Answers {
             answers.insert((i as u64, choice), answer.expect("one answer"));
         }
     }
-    if let Some((_, greedy)) = golden(model) {
-        assert_eq!(answers[&(0, 0)].ids, greedy, "{model}: the golden's greedy ids");
-    }
     answers
 }
 
 /// How answers are parked beside what memory asks for.
 #[derive(Clone, Copy, Default, PartialEq)]
-enum Parks {
+pub(super) enum Parks {
     #[default]
     Never,
     /// Every answer of four tokens or more twice, at seeded steps.
@@ -107,17 +104,17 @@ enum Parks {
 
 /// What is done to the requests beside running them.
 #[derive(Clone, Copy, Default)]
-struct Storm {
-    parks: Parks,
+pub(super) struct Storm {
+    pub(super) parks: Parks,
     /// Neighbours join and are cancelled at any moment.
-    cancel: bool,
+    pub(super) cancel: bool,
     /// Requests come over time, in an order of their own, instead of all at once.
-    scatter: bool,
+    pub(super) scatter: bool,
 }
 
 /// Runs the requests together and compares each with itself alone. Returns the engine, to be asked
 /// what happened.
-fn together(
+pub(super) fn together(
     what: &str,
     model: &str,
     requests: &[Request],
@@ -210,12 +207,15 @@ fn with_reference(test: impl Fn(&str, &[Request], &Answers)) {
     for model in models() {
         let requests = requests(&model, &mut Random::new(11));
         let reference = alone(&model, &requests);
+        if let Some((_, greedy)) = golden(&model) {
+            assert_eq!(reference[&(0, 0)].ids, greedy, "{model}: the golden's greedy ids");
+        }
         test(&model, &requests, &reference);
     }
 }
 
 /// Bytes of a device that holds the longest request and little more.
-fn small(model: &str) -> MemorySize {
+pub(super) fn small(model: &str) -> MemorySize {
     let files = open(model);
     let layout = deltapool::models::Model::layout_of(&files.spec);
     MemorySize::Bytes(6 * layout.slot_bytes + 24 * layout.block_bytes + (1 << 16))
