@@ -17,8 +17,11 @@ const ROOMY: [&str; 4] = ["--device-memory", "32MiB", "--host-memory", "32MiB"];
 const SMALL: [&str; 2] = ["--device-memory", "1351680"];
 
 /// Fields that may differ between two runs of the same requests.
-const COSTS: [&str; 7] = [
+const COSTS: [&str; 10] = [
+    "matched_tokens",
     "cached_tokens",
+    "replayed_tokens",
+    "miss_reason",
     "preemptions",
     "swapped_bytes",
     "recomputed_tokens",
@@ -227,13 +230,38 @@ fn bad_lines_are_told_by_number_and_do_not_stop_the_rest() {
             "seed: invalid value: integer `-1`, expected u64",
         ),
         (
-            r#"{"prompt": "x", "priority": 1}"#,
+            r#"{"prompt": "x", "cache_salt": "a/b"}"#,
             json!(20),
+            "cache_salt is \"a/b\", allowed: 1 to 128 characters, none of them @, /, \\ or NUL",
+        ),
+        (
+            r#"{"prompt": "x", "cache_salt": 7}"#,
+            json!(21),
+            "cache_salt: invalid type: integer `7`, expected a string",
+        ),
+        (
+            r#"{"prompt_ids": [1, 2], "checkpoint_at": [1, 3]}"#,
+            json!(22),
+            "checkpoint_at is 3, allowed: 1 to 2, the tokens of the prompt",
+        ),
+        (
+            r#"{"prompt_ids": [1, 2], "checkpoint_at": [0]}"#,
+            json!(23),
+            "checkpoint_at is 0, allowed: 1 to 2, the tokens of the prompt",
+        ),
+        (
+            r#"{"prompt": "x", "checkpoint_at": 64}"#,
+            json!(24),
+            "checkpoint_at: invalid type: integer `64`, expected a sequence",
+        ),
+        (
+            r#"{"prompt": "x", "priority": 1}"#,
+            json!(25),
             "priority is 1, but --scheduling-policy is fcfs, which knows none",
         ),
         (
             r#"{"prompt_ids": [1], "max_tokens": 500}"#,
-            json!(21),
+            json!(26),
             "501 tokens, prompt and answer together, do not fit: --max-model-len is 500, and the \
              device memory holds one sequence of 1409 tokens",
         ),
@@ -250,7 +278,7 @@ fn bad_lines_are_told_by_number_and_do_not_stop_the_rest() {
         assert_eq!(*row, json!({"id": id, "error": error, "line": index + 1}), "{line}");
         said += &format!("line {}: {error}\n", index + 1);
     }
-    said += "error: 22 of 23 requests failed\n";
+    said += "error: 27 of 28 requests failed\n";
     assert_eq!((stderr(&output), output.status.code()), (said, Some(1)));
     assert_eq!(rows.last().expect("a row")["text"], " there was a young");
 }
@@ -410,6 +438,15 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
              budget that does is 901120 bytes",
         ),
         (&["--watermark=-1"], "--watermark -1: 0 to 50 percent of the pages"),
+        (
+            &["--checkpoint-every", "100"],
+            "--checkpoint-every 100: a multiple of 64, the grid on which states are kept",
+        ),
+        (
+            &["--no-prefix-cache", "--checkpoint-every", "64"],
+            "--checkpoint-every 64: has nothing to act on with --no-prefix-cache",
+        ),
+        (&["--audit", "101%"], "--audit 101: 0 to 100 percent of the states that are used again"),
         (&["--link-gbps", "0"], "--link-gbps 0: above 0, finite"),
         (
             &["--prefill-tokens-per-second", "nan"],
@@ -424,6 +461,7 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
     for (args, named) in [
         (&["--device-memory", "lots"][..], "invalid value 'lots' for '--device-memory <SIZE>'"),
         (&["--host-memory", "101%"], "101% of the free memory; 0% to 100% can be had"),
+        (&["--audit", "often"], "\"often\" is no percentage"),
         (&["--preempt", "never"], "[possible values: auto, swap, recompute]"),
         (&["--scheduling-policy", "lifo"], "[possible values: fcfs, priority]"),
         (&["--json"], "--json prints to standard output, where the answers go"),
@@ -564,10 +602,12 @@ fn five_hundred_requests_in_the_memory_of_eight_have_the_answers_of_a_roomy_run(
     assert!(told.contains("together   8 of 240 tokens (bound by --device-memory)"), "{told}");
     assert!(count(&storm, "parked") >= 2_000, "{storm}");
     assert_eq!(without_costs(&small), without_costs(&roomy));
-    for summary in [calm, storm] {
+    for (summary, rows) in [(calm, &roomy), (storm, &small)] {
         assert_eq!(count(&summary, "pages_still_held"), 0);
-        // A fork holds a second slot in its first step; nobody else ever does.
-        assert!(count(&summary, "second_slots") <= 40, "{summary}");
+        // A fork holds a second slot in its first step, one that goes on from a kept state in its.
+        let goes_on = |row: &&Value| count(row, "cached_tokens") > 0;
+        let most = 40 + rows.iter().filter(goes_on).count() as u64;
+        assert!(count(&summary, "second_slots") <= most, "{summary}");
     }
 }
 
@@ -585,4 +625,62 @@ fn mixed(i: usize, random: &mut Random) -> Value {
         "logprobs": i % 2,
         "ignore_eos": true,
     })
+}
+
+/// A prompt of 150 tokens, its answer, and what follows it as a next turn.
+#[test]
+fn what_was_kept_is_told_and_flags_say_what_may_be_used() {
+    let prompt: Vec<usize> = (0..150).map(|i| (i * 37) % 3_000).collect();
+    let request = |ids: &[usize], more: Value| {
+        let mut line =
+            json!({"prompt_ids": ids, "max_tokens": 5, "ignore_eos": true, "logprobs": 0});
+        let fields = line.as_object_mut().expect("an object");
+        fields.extend(more.as_object().expect("an object").clone());
+        line
+    };
+    let first = good(&[request(&prompt, json!({}))], &ROOMY);
+    let mut turn = prompt.clone();
+    let said = first[0]["output_ids"].as_array().expect("ids");
+    turn.extend(said.iter().map(|id| id.as_u64().expect("an id") as usize));
+    turn.push(7);
+    let mut other = prompt[..100].to_vec();
+    other.extend([1, 2, 3]);
+    let lines = [
+        request(&prompt, json!({"checkpoint_at": [70, 130]})),
+        request(&prompt, json!({})),
+        request(&turn, json!({})),
+        request(&other, json!({})),
+        request(&prompt, json!({"cache_salt": "a"})),
+        request(&prompt, json!({"cache_salt": "a"})),
+    ];
+    // One after the other: each finds what those before it have left.
+    let serial = ["--max-num-seqs", "1"];
+    let ran = |flags: &[&str]| good(&lines, &[&ROOMY[..], &serial, flags].concat());
+    let reuse = |rows: &[Value]| -> Vec<Value> {
+        let fields = ["matched_tokens", "cached_tokens", "replayed_tokens", "miss_reason"];
+        rows.iter().map(|row| fields.iter().map(|field| row[*field].clone()).collect()).collect()
+    };
+    let cold = json!([0, 0, 0, null]);
+    let kept = json!([150, 128, 22, null]);
+    let turned = |cached: u64, reason: Value| json!([154, cached, 154 - cached, reason]);
+    // The mark at 70 was kept at 64.
+    let marked = json!([100, 64, 36, null]);
+    let expected = [&cold, &kept, &turned(154, json!(null)), &marked, &cold, &kept];
+    let rows = ran(&["--audit", "100%"]);
+    assert_eq!(reuse(&rows).iter().collect::<Vec<_>>(), expected);
+    let exact = ran(&["--exact-prefix", "--audit=100"]);
+    let not_exact = turned(128, json!("not_exact"));
+    assert_eq!(
+        reuse(&exact).iter().collect::<Vec<_>>(),
+        [&cold, &kept, &not_exact, &marked, &cold, &kept]
+    );
+    let none = ran(&["--no-prefix-cache"]);
+    assert!(reuse(&none).iter().all(|row| *row == cold), "{none:?}");
+    assert_eq!(without_costs(&exact), without_costs(&none));
+    assert_eq!(without_costs(&rows[..2]), without_costs(&none[..2]));
+    // Without the mark nobody meant to keep a state at 64, unless all are.
+    let plain = [request(&prompt, json!({})), request(&other, json!({}))];
+    let plain = |flags: &[&str]| good(&plain, &[&ROOMY[..], &serial, flags].concat());
+    assert_eq!(reuse(&plain(&[]))[1], json!([100, 0, 100, "never_taken"]));
+    assert_eq!(reuse(&plain(&["--checkpoint-every", "64"]))[1], marked);
 }
