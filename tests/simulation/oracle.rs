@@ -172,13 +172,13 @@ impl Oracle {
             self.live.insert(id, Live { salt, pasts, resumed_at: start });
         }
         let live = self.live.get_mut(&id).expect("it was just there");
-        for at in start..start + rows {
+        for (at, token) in (start..).zip(&tokens[start..start + rows]) {
             // Off the grid a chunk starts only where a stream resumed.
             let is_first = at / 64 == live.resumed_at / 64;
             let chunk_start = if is_first { live.resumed_at as u64 % 64 } else { 0 };
             let chunk = (at < prompt_len).then_some(chunk_start);
             let is_below = at < border;
-            live.pasts.iter_mut().for_each(|past| past.push(tokens[at], chunk, is_below));
+            live.pasts.iter_mut().for_each(|past| past.push(*token, chunk, is_below));
         }
         true
     }

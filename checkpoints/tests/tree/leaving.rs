@@ -169,9 +169,8 @@ fn room_without_loss_is_made_of_what_has_a_copy_and_stops_before_what_has_none()
     house.keep(None, &run(0, 64), 64);
     let demotion = house.demote().expect("the first");
     house.keep(None, &run(500, 64), 64);
-    let make = |house: &mut House, slots| {
-        house.tree.free_without_loss(&mut house.device, 0, 0, slots, None)
-    };
+    let make =
+        |house: &mut House, slots| house.tree.free_without_loss(&mut house.device, 0, 0, slots);
     assert_eq!(make(&mut house, 1), Room::Made);
     assert_eq!(make(&mut house, 2), Room::Lossy, "one is on its way, the other has no copy");
     house.end_demotion(demotion, true);
