@@ -35,12 +35,21 @@ fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
 }
 
 fn engine(model: &str, change: impl FnOnce(&mut EngineConfig)) -> Stepped {
-    Stepped::new(open(model), Setting::roomy().with(change))
+    let setting = Setting::roomy().with(|config| {
+        (config.device_memory, config.host_memory) =
+            (MemorySize::Bytes(12 << 20), MemorySize::Bytes(4 << 20));
+    });
+    Stepped::new(open(model), setting.with(change))
 }
 
 /// The answer of an engine that keeps nothing.
 fn cold(model: &str, request: &Request) -> Answer {
-    run(&mut engine(model, |config| config.prefix_cache = false), request)
+    let keeps_nothing = |config: &mut EngineConfig| {
+        config.prefix_cache = false;
+        (config.device_memory, config.host_memory) =
+            (MemorySize::Bytes(4 << 20), MemorySize::Bytes(0));
+    };
+    run(&mut engine(model, keeps_nothing), request)
 }
 
 /// Runs one request to its end; what it leaves stays in the cache.

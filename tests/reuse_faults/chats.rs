@@ -76,3 +76,22 @@ fn a_chat_among_five_others_computes_a_cell_and_what_is_new() {
     assert!(stats.demoted_bytes > 0 && stats.recomputed == 0, "{stats:?}");
     engine.finish();
 }
+
+/// K10: the state of the last turn fills the device, and who goes on from it writes on its last
+/// block: nobody else is there to give one, so the cache gives up its own share.
+#[test]
+fn a_state_that_fills_the_device_is_handed_to_the_next_turn() {
+    let files = ModelFiles::embedded().expect("the model is sound");
+    let mut engine = Stepped::new(files, setting(6, 0));
+    let mut chat = Chat::new(1);
+    for (new, kept) in [(650, 0), (5, 659), (9, 674)] {
+        let id = engine.submit(&chat.turn(new, 10));
+        while !engine.core.is_idle() {
+            engine.step();
+        }
+        let (_, figures) = chat.take(&engine, id);
+        assert_eq!(figures.cached_tokens, kept, "{figures:?}");
+    }
+    assert_eq!(engine.core.stats().scheduler.handed_over, 2);
+    engine.finish();
+}

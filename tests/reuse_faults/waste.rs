@@ -39,7 +39,9 @@ fn a_shared_part_is_found_from_the_third_request_on_wherever_it_ends() {
 /// 36, as a burst: those that wait say where prompts part, so that the second finds it.
 #[test]
 fn a_burst_computes_its_shared_part_once() {
-    let mut engine = kimi(|config| config.audit_percent = 0.0);
+    let mut engine = kimi(|config| {
+        (config.max_num_batched_tokens, config.audit_percent) = (8_192, 0.0);
+    });
     let requests: Vec<Request> = (0..6).map(|i| split(1_500, 100, i)).collect();
     let ids: Vec<RequestId> = requests.iter().map(|request| engine.submit(request)).collect();
     drain(&mut engine);
