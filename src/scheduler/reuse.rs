@@ -360,13 +360,12 @@ impl Scheduler {
         if let Some(held) = held {
             held.release(device);
         }
-        if room != Room::Lossy {
-            return room == Room::Made || self.demotions.is_empty();
+        if room == Room::Lossy {
+            self.demote(usize::MAX, step);
         }
-        self.demote(usize::MAX, step);
-        // The copies may have taken the room of what was found on the host.
+        // What went may have been part of what was found, here or on the host.
         *found = self.look_up(id);
-        self.demotions.is_empty()
+        room == Room::Made || self.demotions.is_empty()
     }
 
     /// Gives all that is kept for reuse back. What is being copied stays until it has arrived.

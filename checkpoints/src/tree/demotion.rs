@@ -32,7 +32,8 @@ impl PrefixTree {
     /// Begins to copy the least worthy checkpoint that the host lacks, of those that are not spent
     /// and that nobody else holds. None if there is none, or if what goes before it and is no loss
     /// frees `clean_bytes` bytes of the device already: what is spent, has its copy on the host or
-    /// gets it, or had one that the host evicted since its last use. Until the demotion is ended, its shares keep the checkpoint from being evicted.
+    /// gets it, or had one that the host evicted since its last use. Until the demotion is ended,
+    /// its shares keep the checkpoint from being evicted.
     ///
     /// On a full host it takes the room of checkpoints that are worth less there.
     ///
