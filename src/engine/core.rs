@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use checkpoints::TreeStats;
 use state_pool::PoolStats;
 
 use super::door::Door;
@@ -39,6 +40,8 @@ pub struct EngineStats {
     pub device: PoolStats,
     /// The host pool now.
     pub host: PoolStats,
+    /// The prefix tree: what it holds now, and what has happened to it. All zero without one.
+    pub tree: TreeStats,
     /// Answers that ended, for whatever reason.
     pub finished: u64,
     /// Sequences on the device, summed over all steps: divided by the steps, the mean occupancy.
@@ -91,6 +94,7 @@ impl<E: Executor> Core<E> {
             occupancy: Occupancy::default(),
             device,
             host,
+            tree: TreeStats::default(),
             finished: 0,
             running_sum: 0,
             most_running: 0,
@@ -195,7 +199,8 @@ impl<E: Executor> Core<E> {
     pub fn stats(&self) -> EngineStats {
         let (device, host) = self.scheduler.pools();
         let (scheduler, occupancy) = (self.scheduler.stats(), self.scheduler.occupancy());
-        EngineStats { scheduler, occupancy, device, host, ..self.stats }
+        let tree = self.scheduler.tree_stats().unwrap_or_default();
+        EngineStats { scheduler, occupancy, device, host, tree, ..self.stats }
     }
 
     /// One step; returns what happened in it and since the last.

@@ -22,9 +22,10 @@ mod preemption;
 mod reuse;
 pub mod sequence;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use checkpoints::{Demotion, PrefixTree, TreeOptions, TreeStats};
+use rustc_hash::FxHashMap;
 use state_pool::{BlockHandle, PoolStats, SequenceState, StatePool, Tier};
 
 use crate::config::Policy;
@@ -125,7 +126,7 @@ pub struct Scheduler {
     limits: Limits,
     device: StatePool,
     host: StatePool,
-    sequences: HashMap<SequenceId, Sequence>,
+    sequences: FxHashMap<SequenceId, Sequence>,
     /// Sequences on the device, in order of priority, then of admission.
     running: Vec<SequenceId>,
     waiting: BTreeSet<Rank>,
@@ -182,7 +183,7 @@ impl Scheduler {
             audit_turns: 0,
             device,
             host,
-            sequences: HashMap::new(),
+            sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: BTreeSet::new(),
             parked: BTreeSet::new(),

@@ -71,6 +71,20 @@ pub struct Summary {
     swapped_bytes: u64,
     failed_transfers: u64,
     second_slots: u64,
+    matched_tokens: u64,
+    cached_tokens: u64,
+    replayed_tokens: u64,
+    full_hits: u64,
+    followed: u64,
+    snapshots_taken: usize,
+    snapshots_left_out: usize,
+    turn_ends_left_out: u64,
+    checkpoints_evicted: usize,
+    checkpoints_demoted: usize,
+    checkpoints_promoted: usize,
+    audits: u64,
+    audits_that_differ: u64,
+    first_differing_layer: Option<usize>,
     pages_still_held: usize,
 }
 
@@ -108,6 +122,20 @@ impl Summary {
             swapped_bytes: scheduler.swapped_bytes,
             failed_transfers: scheduler.failed_transfers,
             second_slots: scheduler.second_slots,
+            matched_tokens: scheduler.matched_tokens,
+            cached_tokens: scheduler.cached_tokens,
+            replayed_tokens: scheduler.matched_tokens - scheduler.cached_tokens,
+            full_hits: scheduler.full_hits,
+            followed: scheduler.followed,
+            snapshots_taken: stats.tree.inserted,
+            snapshots_left_out: stats.tree.left_out,
+            turn_ends_left_out: scheduler.turn_ends_left_out,
+            checkpoints_evicted: stats.tree.device.evicted + stats.tree.host.evicted,
+            checkpoints_demoted: stats.tree.demoted,
+            checkpoints_promoted: stats.tree.promoted,
+            audits: scheduler.audits,
+            audits_that_differ: scheduler.audits_that_differ,
+            first_differing_layer: scheduler.first_differing_layer,
             pages_still_held: stats.pages_held(),
         }
     }
@@ -159,11 +187,34 @@ impl fmt::Display for Summary {
             counted(self.host_full),
             counted(self.recomputed_tokens),
         )?;
-        write!(
+        writeln!(
             f,
             "transfers  {} bytes swapped, {} failed",
             counted(self.swapped_bytes),
             counted(self.failed_transfers),
-        )
+        )?;
+        write!(
+            f,
+            "reuse      {} prompt tokens known, {} of them not computed; {} states kept, {} left \
+             out, {} evicted, {} copied to the host, {} brought back",
+            counted(self.matched_tokens),
+            counted(self.cached_tokens),
+            grouped(self.snapshots_taken),
+            grouped(self.snapshots_left_out),
+            grouped(self.checkpoints_evicted),
+            grouped(self.checkpoints_demoted),
+            grouped(self.checkpoints_promoted),
+        )?;
+        if self.audits == 0 {
+            return Ok(());
+        }
+        write!(f, "\naudits     {}, ", counted(self.audits))?;
+        match self.first_differing_layer {
+            None => write!(f, "all found the same bits"),
+            Some(layer) => {
+                let differ = counted(self.audits_that_differ);
+                write!(f, "{differ} found other bits, the first in layer {layer}")
+            }
+        }
     }
 }
