@@ -16,6 +16,7 @@ mod order;
 mod radix;
 mod ranking;
 mod removal;
+mod stats;
 
 use std::collections::BTreeSet;
 
@@ -25,6 +26,7 @@ pub use demotion::Demotion;
 pub use eviction::Room;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::{Lineage, common_tokens};
+pub use stats::{TierCounts, TreeStats};
 
 use ghosts::Ghosts;
 use order::{Order, Place};
@@ -58,46 +60,6 @@ pub struct Prefix<'a> {
     pub tokens: &'a [u32],
     /// How many of them, from the first on, are exact: a multiple of 64.
     pub exact_tokens: usize,
-}
-
-/// Counts of a tree: what it holds now, and what has happened to it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TreeStats {
-    /// Nodes that hold units.
-    pub nodes: usize,
-    /// Tokens of these nodes.
-    pub tokens: usize,
-    /// Tokens of ghosts.
-    pub ghost_tokens: usize,
-    /// On the device.
-    pub device: TierCounts,
-    /// On the host.
-    pub host: TierCounts,
-    /// Prefixes whose end was not there.
-    pub inserted: usize,
-    /// Prefixes whose end was there already.
-    pub duplicates: usize,
-    /// Snapshots that got no slot.
-    pub left_out: usize,
-    /// Sequences that resumed from the device.
-    pub resumed: usize,
-    /// Sequences that got a copy of a state on the host.
-    pub promoted: usize,
-    /// Checkpoints copied to the host.
-    pub demoted: usize,
-    /// Copies to the host that did not arrive or came too late.
-    pub demotions_failed: usize,
-}
-
-/// Counts of one tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TierCounts {
-    /// Block handles held.
-    pub blocks: usize,
-    /// Handles of slots held, packed ones too.
-    pub slots: usize,
-    /// Checkpoints evicted so far.
-    pub evicted: usize,
 }
 
 /// Remembers prefixes and owns the units behind them. See the [crate](crate) for the contract.
@@ -395,28 +357,6 @@ impl PrefixTree {
     /// States held in a tier.
     pub fn slots(&self, tier: Tier) -> usize {
         if self.options.is_recurrent { self.order(tier).len() } else { 0 }
-    }
-
-    /// The counts of this moment. What is held is counted by a scan of the nodes.
-    pub fn stats(&self) -> TreeStats {
-        let mut stats = TreeStats {
-            tokens: self.nodes.tokens(),
-            ghost_tokens: self.ghosts.tokens(),
-            ..self.counts
-        };
-        for node in self.nodes.ids().map(|id| &self.nodes[id]) {
-            stats.nodes += 1;
-            stats.device.add(&node.value.device);
-            stats.host.add(&node.value.host);
-        }
-        stats
-    }
-}
-
-impl TierCounts {
-    fn add(&mut self, held: &Held) {
-        self.blocks += held.blocks.len();
-        self.slots += usize::from(held.has_slot());
     }
 }
 

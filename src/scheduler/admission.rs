@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use checkpoints::{PrefixTree, Usable};
+use checkpoints::{MissReason, PrefixTree, Usable};
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
@@ -141,7 +141,7 @@ impl Scheduler {
         // When nobody will give units back, a state that takes too much to go on from is let be.
         let nobody_will = self.on_device() == 0 && self.demotions.is_empty();
         if place.is_none() && found.usable.is_some() && nobody_will {
-            found.usable = None;
+            (found.usable, found.miss) = (None, Some(MissReason::Evicted));
             place = self.start_cold(id).map(Place::Device);
         }
         let Some(place) = place else {
@@ -157,8 +157,7 @@ impl Scheduler {
             tree.note_resumed(usable);
         }
         let sequence = self.sequences.get_mut(&id).expect("it was in the queue");
-        sequence.resumes(&found);
-        if !sequence.has_answer() {
+        if sequence.resumes(&found) {
             self.stats.matched_tokens += sequence.reuse.matched_tokens as u64;
             self.stats.cached_tokens += sequence.reuse.cached_tokens as u64;
         }

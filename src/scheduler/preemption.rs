@@ -7,7 +7,8 @@ use state_pool::{BLOCK_LEN, BlockHandle, BlockTable, SequenceState, Tier};
 
 use super::audit::Audited;
 use super::plan::{Direction, SlotCopy, Transfer, TransferId};
-use super::sequence::{End, Place, Sequence, SequenceId};
+use super::prompt::End;
+use super::sequence::{Place, Sequence, SequenceId};
 use super::{InFlight, Lack, Planning, Scheduler, blocks_for};
 use crate::config::Preempt;
 
@@ -204,9 +205,13 @@ impl Scheduler {
         self.next_transfer += 1;
         let id = TransferId(self.next_transfer);
         let blocks = source.ids().zip(target.ids()).take(copied.end).skip(copied.start);
-        let (blocks, slot) = (blocks.collect(), Some(slot));
-        step.plan.transfers.push(Transfer { id, direction, blocks, slot });
-        let bytes = self.limits.cost.bytes(copied.len());
+        let blocks = blocks.collect();
+        step.plan.transfers.push(Transfer { id, direction, blocks, slot: Some(slot) });
+        let slot_bytes = match slot {
+            SlotCopy::Plain(..) => self.limits.cost.slot_bytes,
+            SlotCopy::Pack(..) | SlotCopy::Unpack(..) => self.host.layout().packed_bytes,
+        };
+        let bytes = (slot_bytes + copied.len() * self.limits.cost.block_bytes) as u64;
         self.in_flight.push(InFlight { id, sequence, direction, bytes });
     }
 

@@ -3,78 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use checkpoints::{Lineage, Match, MatchOptions, MissReason, Prefix};
+use checkpoints::{Lineage, Match, MatchOptions, Prefix};
 use state_pool::{BLOCK_LEN, BlockTable, PackedHandle, SequenceState, StatePool, Tier};
 
 use super::plan::Form;
+use super::prompt::ReuseFigures;
 
 /// A sequence's name within an engine; a later submit has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
-
-/// What is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prompt<'a> {
-    /// The tokens, at least one.
-    pub tokens: &'a [u32],
-    /// Tokens of an answer, at most.
-    pub max_tokens: usize,
-    /// Answers, at least one.
-    pub choices: usize,
-    /// Lower is served first, where the policy knows priorities.
-    pub priority: Option<i32>,
-    /// Prompts of different salts share nothing.
-    pub cache_salt: Option<&'a str>,
-    /// Tokens after which a state is to be kept, each at the grid position at or below it.
-    pub checkpoint_at: &'a [usize],
-}
-
-impl<'a> Prompt<'a> {
-    /// One answer, and nothing special.
-    pub fn new(tokens: &'a [u32], max_tokens: usize) -> Prompt<'a> {
-        let (priority, cache_salt) = (None, None);
-        Prompt { tokens, max_tokens, choices: 1, priority, cache_salt, checkpoint_at: &[] }
-    }
-}
-
-/// Why a sequence ends, and so what becomes of its state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// It has its last token: the state is kept for what goes on from there.
-    Finished,
-    /// It is not wanted any more; what is computed is kept all the same.
-    Cancelled,
-    /// Its text ends inside what the state has absorbed: nobody can go on from there.
-    Cut,
-    /// Nothing could be drawn from its state: neither that nor what it left on the way is kept.
-    Failed,
-}
-
-/// How much of a prompt was there already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ReuseFigures {
-    /// The longest match of its tokens in the tree.
-    pub matched_tokens: usize,
-    /// Tokens that were not computed, thanks to it.
-    pub cached_tokens: usize,
-    /// Tokens of the match that were computed again.
-    pub replayed_tokens: usize,
-    /// Why the state was not deeper, if a deeper one could have helped.
-    pub miss_reason: Option<MissReason>,
-}
-
-impl ReuseFigures {
-    /// What a match gave.
-    pub(super) fn of(found: &Match) -> ReuseFigures {
-        let cached_tokens = found.usable.map_or(0, |usable| usable.position);
-        ReuseFigures {
-            matched_tokens: found.matched_tokens,
-            cached_tokens,
-            replayed_tokens: found.matched_tokens - cached_tokens,
-            miss_reason: found.miss,
-        }
-    }
-}
 
 /// Where the state of a sequence is.
 ///
@@ -186,6 +123,7 @@ pub struct Sequence {
     /// Position of the last state on its path that the tree was given.
     pub(super) last_kept: usize,
     pub(super) reuse: ReuseFigures,
+    pub(super) was_admitted: bool,
     /// It is computed for an audit, and draws nothing.
     pub(super) is_shadow: bool,
 }
@@ -248,6 +186,7 @@ impl Sequence {
             wanted: Vec::new(),
             last_kept: 0,
             reuse: ReuseFigures::default(),
+            was_admitted: false,
             is_shadow: false,
         }
     }
@@ -294,8 +233,9 @@ impl Sequence {
         (self.returned_at, self.failed_transfers) = (None, 0);
     }
 
-    /// Goes on from what was found; of what it had lost, the rest is computed again.
-    pub(super) fn resumes(&mut self, found: &Match) {
+    /// Goes on from what was found; of what it had lost, the rest is computed again. True the first
+    /// time: what it finds later may be its own.
+    pub(super) fn resumes(&mut self, found: &Match) -> bool {
         let known = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
         let origin = match &found.usable {
             None => Origin { position: 0, lineage: Lineage::Exact, exact_tokens: known },
@@ -314,10 +254,12 @@ impl Sequence {
         let again = self.lost_tokens.saturating_sub(before.position.max(origin.position));
         self.counters.recomputed_tokens += again as u64;
         self.lost_tokens = 0;
-        if !self.has_answer() {
+        self.last_kept = self.origin.position;
+        let is_first = !std::mem::replace(&mut self.was_admitted, true);
+        if is_first {
             self.reuse = ReuseFigures::of(found);
         }
-        self.last_kept = self.origin.position;
+        is_first
     }
 
     /// Whether a token was drawn: from then on its bits are settled.

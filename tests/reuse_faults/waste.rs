@@ -1,12 +1,15 @@
 //! Caches that are there and do not help, or cost more than they give.
 
-use deltapool::config::MemorySize;
+use deltapool::config::{CheckpointDtype, MemorySize};
 use deltapool::engine::RequestId;
 use deltapool::request::Request;
 
 use super::support::seeds::seeds;
 use super::support::stepped::Setting;
-use super::{MODELS, Stepped, drain, figures, files, greedy, kimi, memory, run, solo, tokens};
+use super::{
+    Answer, MODELS, Stepped, assert_same, drain, figures, files, greedy, kimi, memory, run, solo,
+    tokens,
+};
 
 /// A shared part and one's own, by number.
 fn split(shared: usize, own: usize, i: u64) -> Request {
@@ -188,4 +191,38 @@ fn snapshots_without_a_slot_are_left_out_and_counted() {
     let tree = engine.core.scheduler().tree_stats().expect("a tree");
     assert!(tree.left_out > 0, "{tree:?}");
     engine.finish();
+}
+
+/// Checkpoints on the host may be packed: they come back nearly as they were, and not for those who
+/// ask for exact states.
+#[test]
+fn packed_checkpoints_come_back_from_the_host_and_are_not_exact() {
+    let request = greedy(&tokens(300, 1), 6);
+    let alone = solo(MODELS[0], &request);
+    for (dtype, most) in [(CheckpointDtype::Bf16, 0.02), (CheckpointDtype::Int8, 0.2)] {
+        for exact_prefix in [false, true] {
+            let mut engine = kimi(|config| {
+                (config.device_memory, config.host_memory) = (memory(3, 12), memory(12, 96));
+                (config.checkpoint_dtype, config.exact_prefix) = (dtype, exact_prefix);
+                config.watermark_percent = 0.0;
+            });
+            run(&mut engine, &request);
+            for i in 0..3 {
+                run(&mut engine, &greedy(&tokens(500, 70 + i), 4));
+            }
+            let again = run(&mut engine, &request);
+            let (figures, tree) = (figures(&again), engine.core.stats().tree);
+            assert!(tree.demoted > 0, "{tree:?}");
+            if exact_prefix {
+                assert_eq!((figures.cached_tokens, figures.miss_reason), (0, Some("not_exact")));
+                assert_same(&again, &alone, "an exact state was asked for");
+            } else {
+                assert_eq!((figures.cached_tokens, tree.promoted), (256, 1), "{figures:?}");
+                let first = |answer: &Answer| f32::from_bits(answer.logprobs[0]);
+                let difference = (first(&again) - first(&alone)).abs();
+                assert!(difference > 0.0 && difference < most, "{dtype:?}: {difference}");
+            }
+            engine.finish();
+        }
+    }
 }

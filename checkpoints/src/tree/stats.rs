@@ -1,0 +1,67 @@
+//! What a tree holds and what has happened to it.
+
+use super::{Held, PrefixTree};
+
+/// Counts of a tree: what it holds now, and what has happened to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TreeStats {
+    /// Nodes that hold units.
+    pub nodes: usize,
+    /// Tokens of these nodes.
+    pub tokens: usize,
+    /// Tokens of ghosts.
+    pub ghost_tokens: usize,
+    /// On the device.
+    pub device: TierCounts,
+    /// On the host.
+    pub host: TierCounts,
+    /// Prefixes whose end was not there.
+    pub inserted: usize,
+    /// Prefixes whose end was there already.
+    pub duplicates: usize,
+    /// Snapshots that got no slot.
+    pub left_out: usize,
+    /// Sequences that resumed from the device.
+    pub resumed: usize,
+    /// Sequences that got a copy of a state on the host.
+    pub promoted: usize,
+    /// Checkpoints copied to the host.
+    pub demoted: usize,
+    /// Copies to the host that did not arrive or came too late.
+    pub demotions_failed: usize,
+}
+
+/// Counts of one tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TierCounts {
+    /// Block handles held.
+    pub blocks: usize,
+    /// Handles of slots held, packed ones too.
+    pub slots: usize,
+    /// Checkpoints evicted so far.
+    pub evicted: usize,
+}
+
+impl PrefixTree {
+    /// The counts of this moment. What is held is counted by a scan of the nodes.
+    pub fn stats(&self) -> TreeStats {
+        let mut stats = TreeStats {
+            tokens: self.nodes.tokens(),
+            ghost_tokens: self.ghosts.tokens(),
+            ..self.counts
+        };
+        for node in self.nodes.ids().map(|id| &self.nodes[id]) {
+            stats.nodes += 1;
+            stats.device.add(&node.value.device);
+            stats.host.add(&node.value.host);
+        }
+        stats
+    }
+}
+
+impl TierCounts {
+    fn add(&mut self, held: &Held) {
+        self.blocks += held.blocks.len();
+        self.slots += usize::from(held.has_slot());
+    }
+}
