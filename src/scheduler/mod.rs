@@ -7,8 +7,7 @@
 //! plan:    generated tokens of all running sequences, then running prompts, then sequences that
 //!          return from the host, then waiting ones; a sequence that lacks a unit takes it from a
 //!          checkpoint, else sits out while a victim leaves; last, slots for snapshots
-//! commit:  lengths advance, snapshots enter the tree, tokens append, forks begin, transfers end,
-//!          retired units are released
+//! commit:  lengths advance, tokens append, forks begin, transfers end, retired units are released
 //! ```
 
 mod admission;
@@ -341,7 +340,6 @@ impl Scheduler {
                 self.begin_forks(hit.sequence);
             }
         }
-        self.keep_snapshots(&mut plan.kept);
         self.end_audit(&plan, report.verdict);
         self.stats.second_slots += plan.second_slots() as u64;
         plan.retire(&mut self.device);

@@ -160,16 +160,6 @@ pub struct Hit {
     pub draws: Range<usize>,
 }
 
-/// A state on the way to the tree.
-#[derive(Debug)]
-pub(super) struct Kept {
-    pub sequence: SequenceId,
-    /// The tokens it stands behind.
-    pub position: usize,
-    /// None without recurrent layers.
-    pub slot: Option<SlotHandle>,
-}
-
 /// What one step does. Owns the handles it retires.
 #[derive(Debug, Default)]
 pub struct StepPlan {
@@ -186,8 +176,8 @@ pub struct StepPlan {
     pub transfers: Vec<Transfer>,
     retired_slots: Vec<SlotHandle>,
     retired_blocks: Vec<BlockHandle>,
-    /// Snapshots that the spans leave.
-    pub(super) kept: Vec<Kept>,
+    /// Shares of the slots that the spans leave snapshots in: nobody may take them before.
+    pub(super) kept: Vec<SlotHandle>,
     /// Units to be compared once the spans are computed.
     pub comparison: Option<Comparison>,
 }
@@ -306,8 +296,10 @@ impl StepPlan {
     /// Releases what the step was the last to read: part of commit. The plan is empty afterwards,
     /// to be used again.
     pub fn retire(&mut self, pool: &mut StatePool) {
-        assert!(self.kept.is_empty(), "snapshots have an owner");
         self.release_retired(pool);
+        for slot in self.kept.drain(..) {
+            pool.release(slot);
+        }
         self.copies.clear();
         self.spans.clear();
         self.hits.clear();

@@ -3,8 +3,8 @@
 //! ```text
 //! submit            a ghost in the tree; who runs and shares the prompt is to leave a snapshot
 //! admission         the deepest state, held; or wait for one that a running sequence will leave
-//! plan, last        slots for snapshots that spans pass over, from what nobody needs
-//! commit            snapshots enter the tree
+//! plan, last        slots for snapshots that spans pass over, from what nobody needs; they enter
+//!                   the tree, held by the plan until its commit
 //! end               the state itself enters the tree
 //! ```
 
@@ -16,7 +16,7 @@ use state_pool::{BLOCK_LEN, SequenceState, StatePool};
 #[cfg(feature = "faults")]
 use super::faults::Fault;
 use super::limits::Reuse;
-use super::plan::{Form, Kept};
+use super::plan::Form;
 use super::prompt::End;
 use super::sequence::{Sequence, SequenceId};
 use super::{Planning, Rank, Scheduler, blocks_for};
@@ -164,7 +164,9 @@ impl Scheduler {
     }
 
     /// Gives snapshots that this plan's spans pass over their slots, from what is free or held by
-    /// a checkpoint of less worth. One that gets none is left out.
+    /// a checkpoint of less worth; one that gets none is left out. They enter the tree here, so
+    /// that the next one is weighed beside them; until its commit the plan holds what is not
+    /// computed yet, and nobody is admitted any more in it.
     pub(super) fn plan_snapshots(&mut self, step: &mut Planning) {
         let Some(tree) = &mut self.tree else { return };
         let is_recurrent = self.limits.is_recurrent();
@@ -175,38 +177,23 @@ impl Scheduler {
             let wanted: Vec<usize> = sequence.wanted.drain(..passed).collect();
             for position in wanted {
                 let saved = position - sequence.last_kept;
-                let blocks = blocks_for(saved);
-                let mut slot = None;
+                let mut shared = None;
                 if is_recurrent {
                     // Above no watermark: a checkpoint goes when its place is wanted.
-                    if !tree.room_for(&mut self.device, 0, saved, blocks) {
+                    if !tree.room_for(&mut self.device, 0, saved, blocks_for(saved)) {
                         tree.note_left_out(sequence.prefix(position));
                         continue;
                     }
-                    slot = Some(self.device.alloc_slot().expect("room was made"));
-                }
-                if let Some(slot) = &slot {
+                    let slot = self.device.alloc_slot().expect("room was made");
                     span.snapshots.push((position - span.start, slot.id()));
+                    shared = Some(self.device.share(&slot));
+                    step.plan.kept.push(slot);
                 }
                 sequence.last_kept = position;
-                step.plan.kept.push(Kept { sequence: span.sequence, position, slot });
+                let state = sequence.state().expect("it is planned");
+                let (prefix, blocks) = (sequence.prefix(position), state.table().as_slice());
+                tree.insert(&mut self.device, prefix, blocks, shared);
             }
-        }
-    }
-
-    /// Gives the tree what the spans of a plan have left: part of commit.
-    pub(super) fn keep_snapshots(&mut self, kept: &mut Vec<Kept>) {
-        for Kept { sequence, position, slot } in kept.drain(..) {
-            let sequence = self.sequences.get(&sequence);
-            let state = sequence.and_then(|sequence| Some((sequence, sequence.state()?)));
-            let Some((sequence, state)) = state else {
-                // It ended in this very step, and its blocks are gone.
-                slot.map(|slot| self.device.release(slot));
-                continue;
-            };
-            let tree = self.tree.as_mut().expect("only a tree has snapshots");
-            let blocks = state.table().as_slice();
-            tree.insert(&mut self.device, sequence.prefix(position), blocks, slot);
         }
     }
 
