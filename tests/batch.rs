@@ -505,12 +505,17 @@ fn limits_and_summary_go_to_standard_error_unless_quiet() {
     );
     assert_eq!(said[5], "requests   2 (0 failed, 0 left out), 3 answers");
     assert!(said[6].starts_with("tokens     7 of prompts, 15 generated in "), "{}", said[6]);
-    for (line, start) in
-        said[7..].iter().zip(["occupancy", "pages", "preempted  0 times", "transfers  0 bytes"])
-    {
+    let starts = [
+        "occupancy",
+        "pages",
+        "preempted  0 times",
+        "transfers  0 bytes",
+        "reuse      0 prompt tokens known, 0 of them not computed; ",
+    ];
+    for (line, start) in said[7..].iter().zip(starts) {
         assert!(line.starts_with(start), "{line}");
     }
-    assert_eq!(said.len(), 11, "no bar without a terminal");
+    assert_eq!(said.len(), 12, "no bar without a terminal, no audits that nobody asked for");
     let json_file = format!("--json={}", arg(&path));
     let quiet = batch(&lines, &[&ROOMY[..], &["--quiet", &json_file]].concat());
     assert_eq!((stderr(&quiet).as_str(), quiet.status.code()), ("", Some(0)));
@@ -526,6 +531,10 @@ fn limits_and_summary_go_to_standard_error_unless_quiet() {
         ("most_running", 3),
         ("preemptions", 0),
         ("swapped_bytes", 0),
+        ("matched_tokens", 0),
+        ("cached_tokens", 0),
+        ("checkpoints_evicted", 0),
+        ("audits_that_differ", 0),
     ] {
         assert_eq!(summary[field], value, "{field}");
     }
