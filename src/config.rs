@@ -306,13 +306,24 @@ impl EngineConfig {
         if !self.prefix_cache {
             let every =
                 self.checkpoint_every.map(|every| ("--checkpoint-every", every.to_string()));
-            let exact = self.exact_prefix.then(|| ("--exact-prefix", String::new()));
+            let exact = self.exact_prefix.then(|| ("--exact-prefix", true.to_string()));
             let dtype = self.checkpoint_dtype.as_str();
             let packed = (self.checkpoint_dtype != CheckpointDtype::F32)
                 .then(|| ("--checkpoint-dtype", dtype.to_owned()));
             if let Some((flag, value)) = every.or(exact).or(packed) {
                 let reason = "nothing to act on with --no-prefix-cache";
                 return Err(InvalidLimit::new(flag, value, reason));
+            }
+        }
+        if self.checkpoint_dtype != CheckpointDtype::F32 {
+            let dtype = self.checkpoint_dtype.as_str();
+            if self.exact_prefix {
+                let reason = "what comes back from it is not exact, and --exact-prefix uses none";
+                return Err(InvalidLimit::new("--checkpoint-dtype", dtype, reason));
+            }
+            if self.host_memory == MemorySize::Bytes(0) {
+                let reason = "--host-memory is 0, and only the host packs";
+                return Err(InvalidLimit::new("--checkpoint-dtype", dtype, reason));
             }
         }
         if !(0.0..=100.0).contains(&self.audit_percent) {
@@ -374,6 +385,27 @@ mod tests {
             (
                 EngineConfig { link_bytes_per_second: Some(0.0), ..good },
                 "--link-gbps 0: above 0, finite",
+            ),
+            (
+                EngineConfig {
+                    checkpoint_dtype: CheckpointDtype::Int8,
+                    exact_prefix: true,
+                    ..good
+                },
+                "--checkpoint-dtype int8: what comes back from it is not exact, and \
+                 --exact-prefix uses none",
+            ),
+            (
+                EngineConfig {
+                    checkpoint_dtype: CheckpointDtype::Bf16,
+                    host_memory: MemorySize::Bytes(0),
+                    ..good
+                },
+                "--checkpoint-dtype bf16: --host-memory is 0, and only the host packs",
+            ),
+            (
+                EngineConfig { exact_prefix: true, prefix_cache: false, ..good },
+                "--exact-prefix true: nothing to act on with --no-prefix-cache",
             ),
         ] {
             assert_eq!(config.check().unwrap_err().to_string(), message);

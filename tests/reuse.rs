@@ -236,7 +236,7 @@ fn a_broken_line_of_a_trace_is_named_with_its_key() {
         (r#"{"input_length": 5, "output_length": 5, "hash_ids": 0}"#, "hash_ids is not a list"),
         (
             r#"{"input_length": 5, "output_length": 5, "hash_ids": [-1]}"#,
-            "hash_ids has -1, which is no block's id",
+            "hash_ids has -1, which is no block's id: 0 to 999999999",
         ),
         (
             r#"{"input_length": 1025, "output_length": 5, "hash_ids": [0, 1]}"#,

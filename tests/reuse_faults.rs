@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use deltapool::config::{EngineConfig, MemorySize, Preempt};
 use deltapool::engine::{Engine, RequestId};
+use deltapool::models::layout::LayerLayout;
 use deltapool::models::{Model, ModelFiles};
 use deltapool::request::{Figures, FinishReason, Request, SamplingParams};
 use deltapool::scheduler::SequenceId;
@@ -301,6 +302,43 @@ fn a_kept_state_that_is_not_a_number_fails_one_request_and_is_gone() {
     assert_same(&again, &first, "asked again");
     assert_eq!(figures(&again).cached_tokens, 0);
     engine.finish();
+}
+
+/// A bit of a kept state flips: the audit names the layer, and neither that state nor what was
+/// computed from it is used again.
+#[test]
+fn an_audit_names_the_layer_that_differs_and_what_it_found_is_not_used_again() {
+    let (request, layout) = (greedy(&tokens(150, 1), 5), Model::layout_of(&files(MODELS[0]).spec));
+    let first_attention =
+        layout.layers.iter().position(|layer| matches!(layer, LayerLayout::Attention { .. }));
+    let first_attention = first_attention.expect("a hybrid");
+    for layer in [0, 1, first_attention, layout.layers.len()] {
+        let mut engine = kimi(|config| config.audit_percent = 100.0);
+        let first = run(&mut engine, &request);
+        let pool = engine.core.scheduler().device();
+        let (slots, blocks): (Vec<usize>, Vec<usize>) = (
+            pool.held_slots().map(|id| pool.layout().slot_offset(id)).collect(),
+            pool.held_blocks().map(|id| pool.layout().block_offset(id)).collect(),
+        );
+        let (units, at) = match layout.layers.get(layer) {
+            Some(LayerLayout::Recurrent { state, .. }) => (slots, *state),
+            Some(LayerLayout::Attention { rows }) => (blocks, *rows),
+            None => (slots, layout.hidden_row.expect("a hybrid")),
+        };
+        let arena = engine.core.executor_mut().inner.memory_mut().0;
+        for unit in units {
+            let value = &mut arena.f32s_mut(unit + at, 1)[0];
+            *value = f32::from_bits(value.to_bits() ^ 1);
+        }
+        // Enough tokens for the shadow to catch up meanwhile.
+        run(&mut engine, &greedy(&request.prompt, 40));
+        let stats = engine.core.stats();
+        assert_eq!(stats.scheduler.first_differing_layer, Some(layer));
+        assert_eq!((stats.scheduler.audits_that_differ, stats.tree.nodes), (1, 0), "{layer}");
+        let again = run(&mut engine, &request);
+        assert_same(&again, &first, "asked again");
+        assert_eq!(figures(&again).cached_tokens, 0);
+    }
 }
 
 /// K2: a state stands behind as many tokens as its key says. Every grid position of a prompt is

@@ -119,6 +119,10 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     if interrupted.load(Ordering::Relaxed) {
         return Err(CliError::Interrupted);
     }
+    if engine.stats().scheduler.audits_that_differ > 0 {
+        let message = "an audit found other bits: a fault of this program or of the machine";
+        return Err(CliError::Failed(message.to_owned()));
+    }
     match (tally.failed, tally.requests) {
         (0, _) => Ok(()),
         (failed, all) => Err(CliError::Failed(format!("{failed} of {all} requests failed"))),

@@ -72,8 +72,8 @@ pub struct EngineArgs {
     /// is not exact.
     #[arg(long, value_enum, value_name = "DTYPE", default_value_t = CheckpointDtype::F32)]
     pub checkpoint_dtype: CheckpointDtype,
-    /// Percent of the states that are used again to derive anew in spare time and to compare bit
-    /// for bit.
+    /// Of the states that are used again, at most how many percent to derive anew in spare time and
+    /// memory and to compare bit for bit.
     #[arg(
         long,
         value_name = "PERCENT",

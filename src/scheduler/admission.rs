@@ -266,8 +266,16 @@ impl Scheduler {
             (Some(parked), _) => (*parked, 0),
             (None, _) => return,
         };
-        let blocks = self.known_blocks(first.1);
-        let has_units = self.make_space(Tier::Device, watermark, blocks, 1);
+        // What it can go on from it need not take; a parked one shares less, and asks for all.
+        let shared = match self.sequences[&first.1].place {
+            Place::Waiting => self.look_up(first.1).usable.filter(|at| at.tier == Tier::Device),
+            _ => None,
+        };
+        let shared = shared.map_or(0, |usable| usable.position / BLOCK_LEN);
+        let blocks = self.known_blocks(first.1) - shared;
+        let could_free = |tree: &PrefixTree| tree.could_free(&self.device, watermark, blocks, 1);
+        let has_units = self.device.fits_above(watermark, blocks, 1)
+            || self.tree.as_ref().is_some_and(could_free);
         let lack = Lack { blocks, slots: 1, places: usize::from(!self.has_place()) };
         if lack.places > 0 || !has_units {
             self.push_out_above(first.0, &lack, step);

@@ -5,7 +5,8 @@
 //! the audited state is held as shares, so that whoever goes on from it writes elsewhere. One audit
 //! runs at a time; whoever lacks memory ends it without a verdict.
 
-use state_pool::{BLOCK_LEN, SequenceState, SlotId};
+use checkpoints::common_tokens;
+use state_pool::{SequenceState, SlotId};
 
 use super::plan::TokenBudget;
 use super::sequence::{Place, Sequence, SequenceId};
@@ -68,7 +69,7 @@ impl Scheduler {
         }
         self.audit_turns += 1;
         let drawn = self.audit_turns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-        let is_turn = (drawn % 10_000) as f64 <= self.limits.audit_percent * 100.0;
+        let is_turn = ((drawn % 10_000) as f64) < self.limits.audit_percent * 100.0;
         let watermark = self.limits.watermark_pages;
         // A slot for the shadow, and one for a sequence whose own slot is the audited one.
         let slots = 1 + usize::from(!shares_slot);
@@ -137,13 +138,19 @@ impl Scheduler {
         self.release_audit(audit);
     }
 
+    /// Takes out of the tree whatever lies on the path of these tokens, and lets nobody who went on
+    /// from a state of it leave anything there.
     fn quarantine(&mut self, audit: &Audit) {
-        let tokens = audit.shadow.tokens();
+        let (salt, tokens) = (audit.shadow.salt(), audit.shadow.tokens());
         if let Some(tree) = &mut self.tree {
-            let pools = (&mut self.device, &mut self.host);
-            // From the node's last block on: it, and all that lies below it.
-            let from = tokens.len().saturating_sub(BLOCK_LEN);
-            tree.discard(pools, audit.shadow.salt(), tokens, from);
+            tree.discard((&mut self.device, &mut self.host), salt, tokens, 0);
+        }
+        for sequence in self.sequences.values_mut() {
+            let common = common_tokens(&sequence.tokens, tokens);
+            if sequence.salt() == salt && common > 0 && sequence.origin.position > 0 {
+                sequence.is_suspect = true;
+                sequence.wanted.clear();
+            }
         }
         if let Audited::Return(id) = audit.what {
             let runs = |sequence: &Sequence| sequence.state().is_some();

@@ -124,6 +124,8 @@ pub struct Sequence {
     pub(super) last_kept: usize,
     pub(super) reuse: ReuseFigures,
     pub(super) was_admitted: bool,
+    /// It went on from a state that an audit found to differ, or from one like it.
+    pub(super) is_suspect: bool,
     /// It is computed for an audit, and draws nothing.
     pub(super) is_shadow: bool,
 }
@@ -187,6 +189,7 @@ impl Sequence {
             last_kept: 0,
             reuse: ReuseFigures::default(),
             was_admitted: false,
+            is_suspect: false,
             is_shadow: false,
         }
     }
@@ -294,7 +297,7 @@ impl Sequence {
     /// from being packed stands behind exact blocks alone, and would pass for exact there.
     pub(super) fn may_keep(&self, len: usize) -> bool {
         let is_exact = self.origin.lineage == Lineage::Exact;
-        len > 0 && (is_exact || len > self.origin.exact_tokens)
+        !self.is_suspect && len > 0 && (is_exact || len > self.origin.exact_tokens)
     }
 
     /// The tree's name for its first `len` tokens.

@@ -20,7 +20,7 @@ pub const TRACE_BLOCK: usize = 512;
 /// No prompt or answer of a trace is longer.
 const MOST_TOKENS: usize = 1 << 30;
 
-/// First of the streams of what a prompt has for itself, and of answers; ids are far below.
+/// First of the streams of what a prompt has for itself, and of answers; all ids are below.
 const UNIQUE: u64 = 1_000_000_000;
 const ANSWER: u64 = 2_000_000_000;
 
@@ -109,7 +109,10 @@ fn entry(line: usize, text: &str) -> Result<Entry, String> {
     let input_len = length(&object, "input_length", 1)?;
     let output_len = length(&object, "output_length", 0)?.max(1);
     let ids = value(&object, "hash_ids")?.as_array().ok_or("hash_ids is not a list")?;
-    let id = |id: &Value| id.as_u64().ok_or(format!("hash_ids has {id}, which is no block's id"));
+    let id = |id: &Value| {
+        let known = id.as_u64().filter(|id| *id < UNIQUE);
+        known.ok_or(format!("hash_ids has {id}, which is no block's id: 0 to {}", UNIQUE - 1))
+    };
     let hash_ids = ids.iter().map(id).collect::<Result<Vec<u64>, String>>()?;
     let blocks = input_len.div_ceil(TRACE_BLOCK);
     if hash_ids.len() != blocks {

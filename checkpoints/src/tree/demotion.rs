@@ -110,7 +110,9 @@ impl PrefixTree {
         let slots = usize::from(self.options.is_recurrent);
         loop {
             let blocks = self.nodes[node].end().div_ceil(BLOCK_LEN) - self.first_lacking(node);
-            if if packs(host) { host.fits_packed(blocks) } else { host.fits(blocks, slots) } {
+            let fits =
+                if packs(host) { host.fits_packed(blocks) } else { host.fits(blocks, slots) };
+            if fits {
                 return;
             }
             match self.least_worthy(host) {

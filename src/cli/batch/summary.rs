@@ -82,6 +82,7 @@ pub struct Summary {
     checkpoints_evicted: usize,
     checkpoints_demoted: usize,
     checkpoints_promoted: usize,
+    audit_percent: f64,
     audits: u64,
     audits_that_differ: u64,
     first_differing_layer: Option<usize>,
@@ -133,6 +134,7 @@ impl Summary {
             checkpoints_evicted: stats.tree.device.evicted + stats.tree.host.evicted,
             checkpoints_demoted: stats.tree.demoted,
             checkpoints_promoted: stats.tree.promoted,
+            audit_percent: limits.config.audit_percent,
             audits: scheduler.audits,
             audits_that_differ: scheduler.audits_that_differ,
             first_differing_layer: scheduler.first_differing_layer,
@@ -205,7 +207,7 @@ impl fmt::Display for Summary {
             grouped(self.checkpoints_demoted),
             grouped(self.checkpoints_promoted),
         )?;
-        if self.audits == 0 {
+        if self.audit_percent == 0.0 {
             return Ok(());
         }
         write!(f, "\naudits     {}, ", counted(self.audits))?;
