@@ -212,6 +212,7 @@ impl fmt::Display for Summary {
         }
         write!(f, "\naudits     {}, ", counted(self.audits))?;
         match self.first_differing_layer {
+            None if self.audits == 0 => write!(f, "for want of budget or memory to spare"),
             None => write!(f, "all found the same bits"),
             Some(layer) => {
                 let differ = counted(self.audits_that_differ);
