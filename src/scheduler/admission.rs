@@ -221,6 +221,10 @@ impl Scheduler {
     ) -> Option<Place> {
         let tokens = self.sequences[&id].tokens.len();
         let tree = self.tree.as_ref().expect("what is usable is in the tree");
+        let host = match usable.is_packed {
+            true => None,
+            false => Some(tree.hold(usable, &mut self.host).ok()?),
+        };
         let mut shared = tree.share_blocks(usable, &mut self.device);
         // A tail block is written on: it is copied from the host.
         for tail in shared.split_off(shared.len().min(usable.position / BLOCK_LEN)) {
@@ -228,7 +232,7 @@ impl Scheduler {
         }
         let (watermark, brought) = (self.watermark(), shared.len());
         let lens = (tokens, usable.position);
-        if usable.is_packed {
+        let Some(host) = host else {
             let (blocks, slot) = tree.hold_packed(usable, &mut self.host);
             let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
                 blocks.release(&mut self.host);
@@ -239,13 +243,6 @@ impl Scheduler {
             let copied = brought..blocks.len();
             self.start_copy(id, Direction::In, (&blocks, device.table()), copied, copy, step);
             return Some(Place::Unpacking { blocks, slot, device });
-        }
-        let host = tree.hold(usable, &mut self.host).ok();
-        let Some(host) = host else {
-            for block in shared {
-                self.device.release(block);
-            }
-            return None;
         };
         let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
             host.release(&mut self.host);
@@ -266,13 +263,17 @@ impl Scheduler {
             (Some(parked), _) => (*parked, 0),
             (None, _) => return,
         };
+        let all = self.known_blocks(first.1);
+        if self.has_place() && self.device.fits_above(watermark, all, 1) {
+            return;
+        }
         // What it can go on from it need not take; a parked one shares less, and asks for all.
         let shared = match self.sequences[&first.1].place {
             Place::Waiting => self.look_up(first.1).usable.filter(|at| at.tier == Tier::Device),
             _ => None,
         };
         let shared = shared.map_or(0, |usable| usable.position / BLOCK_LEN);
-        let blocks = self.known_blocks(first.1) - shared;
+        let blocks = all - shared;
         let could_free = |tree: &PrefixTree| tree.could_free(&self.device, watermark, blocks, 1);
         let has_units = self.device.fits_above(watermark, blocks, 1)
             || self.tree.as_ref().is_some_and(could_free);

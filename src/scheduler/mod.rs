@@ -72,8 +72,8 @@ pub struct Scheduler {
     in_flight: Vec<InFlight>,
     /// None where nothing is to be reused.
     tree: Option<PrefixTree>,
-    /// Checkpoints that are being copied to the host.
-    demotions: Vec<(TransferId, Demotion)>,
+    /// Checkpoints that are being copied to the host, and the bytes of each.
+    demotions: Vec<(TransferId, Demotion, u64)>,
     /// The tree's uses and the bytes to be clean when there was nothing to demote.
     nothing_to_demote: (u64, usize),
     /// Of those that wait, who waits for a snapshot: in the order in which they came.
@@ -439,8 +439,7 @@ impl Scheduler {
     fn check(&self) {
         let on_device = self.on_device();
         let in_tree = self.tree.as_ref().map_or(0, |tree| tree.slots(Tier::Device));
-        let copied = |(_, demotion): &&(TransferId, Demotion)| demotion.source_slot.is_some();
-        let copied = self.demotions.iter().filter(copied).count();
+        let copied = self.demotions.iter().filter(|(_, d, _)| d.source_slot.is_some()).count();
         let handles = self.device.stats().slots.handles;
         let held = on_device + in_tree + copied + self.audit_slots();
         assert_eq!(handles, held, "a sequence has one slot");
@@ -487,7 +486,7 @@ impl Drop for Scheduler {
         if let Some(audit) = self.audit.take() {
             self.release_audit(audit);
         }
-        while let Some((id, _)) = self.demotions.first() {
+        while let Some((id, ..)) = self.demotions.first() {
             self.end_demotion(*id, false);
         }
         self.clear_prefix_cache();

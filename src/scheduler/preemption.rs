@@ -207,11 +207,7 @@ impl Scheduler {
         let blocks = source.ids().zip(target.ids()).take(copied.end).skip(copied.start);
         let blocks = blocks.collect();
         step.plan.transfers.push(Transfer { id, direction, blocks, slot: Some(slot) });
-        let slot_bytes = match slot {
-            SlotCopy::Plain(..) => self.limits.cost.slot_bytes,
-            SlotCopy::Pack(..) | SlotCopy::Unpack(..) => self.host.layout().packed_bytes,
-        };
-        let bytes = (slot_bytes + copied.len() * self.limits.cost.block_bytes) as u64;
+        let bytes = self.copied_bytes(step.plan.transfers.last().expect("it was just planned"));
         self.in_flight.push(InFlight { id, sequence, direction, bytes });
     }
 

@@ -42,36 +42,42 @@ impl Scheduler {
     /// more need a copy, or the host has no room for one.
     fn demote(&mut self, clean_bytes: usize, step: &mut Planning) -> bool {
         let has_host = self.host.layout().pages > 0;
-        let Some(tree) = self.tree.as_mut().filter(|_| has_host) else { return false };
         while self.demotions.len() < MOST_DEMOTIONS {
+            let Some(tree) = self.tree.as_mut().filter(|_| has_host) else { return false };
             let demotion = tree.demote(&mut self.device, &mut self.host, clean_bytes);
             let Ok(Some(demotion)) = demotion else { return false };
             self.next_transfer += 1;
             let id = TransferId(self.next_transfer);
-            step.plan.transfers.push(demotion_transfer(id, &demotion));
-            self.demotions.push((id, demotion));
+            let transfer = demotion_transfer(id, &demotion);
+            let bytes = self.copied_bytes(&transfer);
+            step.plan.transfers.push(transfer);
+            self.demotions.push((id, demotion, bytes));
         }
         true
     }
 
     /// A demotion's copies have arrived, or failed. False if this is another transfer.
     pub(super) fn end_demotion(&mut self, id: TransferId, has_arrived: bool) -> bool {
-        let Some(at) = self.demotions.iter().position(|(other, _)| *other == id) else {
+        let Some(at) = self.demotions.iter().position(|(other, ..)| *other == id) else {
             return false;
         };
-        let (_, demotion) = self.demotions.swap_remove(at);
+        let (_, demotion, bytes) = self.demotions.swap_remove(at);
         if has_arrived {
-            let slot_bytes = match (&demotion.target_slot, &demotion.target_packed) {
-                (Some(_), _) => self.limits.cost.slot_bytes,
-                (None, Some(_)) => self.host.layout().packed_bytes,
-                (None, None) => 0,
-            };
-            let blocks = demotion.source_blocks.len() * self.limits.cost.block_bytes;
-            self.stats.demoted_bytes += (slot_bytes + blocks) as u64;
+            self.stats.demoted_bytes += bytes;
         }
         let tree = self.tree.as_mut().expect("demotions are the tree's");
         tree.end_demotion(demotion, has_arrived, &mut self.device, &mut self.host);
         true
+    }
+
+    /// Bytes that a transfer copies.
+    pub(super) fn copied_bytes(&self, transfer: &Transfer) -> u64 {
+        let slot = match transfer.slot {
+            None => 0,
+            Some(SlotCopy::Plain(..)) => self.limits.cost.slot_bytes,
+            Some(SlotCopy::Pack(..) | SlotCopy::Unpack(..)) => self.host.layout().packed_bytes,
+        };
+        (slot + transfer.blocks.len() * self.limits.cost.block_bytes) as u64
     }
 
     /// Makes room on a tier for so many units above a watermark, for a sequence that holds none of

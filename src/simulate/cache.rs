@@ -1,11 +1,12 @@
 //! What a replay says to the scheduler's prefix cache and hears of it: the one file of this room
 //! that knows it.
 
-use checkpoints::{Placement, TreeOptions};
+use checkpoints::Placement;
 use serde::Serialize;
 
 use super::policy::Policy;
 use super::setup::Setup;
+use crate::config::MAX_GHOST_TOKENS;
 use crate::scheduler::{End, Prompt, Refused, Reuse, Scheduler, SequenceId};
 
 /// What the cache did in a replay. Field names are the keys of the JSON form.
@@ -42,7 +43,7 @@ pub(super) fn rules(setup: &Setup) -> Reuse {
         exact_only: false,
         placement,
         keep_turn_ends,
-        max_ghost_tokens: TreeOptions::default().max_ghost_tokens,
+        max_ghost_tokens: MAX_GHOST_TOKENS,
         grid_tokens: setup.state_grid,
     }
 }
