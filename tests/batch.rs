@@ -692,3 +692,19 @@ fn what_was_kept_is_told_and_flags_say_what_may_be_used() {
     let every = good(&plain, &[&ROOMY[..], &serial, &["--checkpoint-every", "64"]].concat());
     assert_eq!(reuse(&every)[1], marked);
 }
+
+/// The second prompt draws its one token in a step that leaves no budget for an audit.
+#[test]
+fn an_audit_comes_to_its_verdict_after_the_last_answer() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("summary.json");
+    let prompt: Vec<usize> = (0..192).map(|i| (i * 37) % 3_000).collect();
+    let line = json!({"prompt_ids": prompt, "max_tokens": 1});
+    let flags = ["--max-num-seqs", "1", "--max-num-batched-tokens", "64", "--audit", "100%"];
+    let json_file = format!("--json={}", arg(&path));
+    let ran = batch(&[line.clone(), line], &[&ROOMY[..], &flags, &[&json_file]].concat());
+    assert_eq!(ran.status.code(), Some(0), "{}", stderr(&ran));
+    let summary = fs::read_to_string(&path).expect("a file");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    assert_eq!((&summary["audits"], &summary["audits_that_differ"]), (&json!(1), &json!(0)));
+}

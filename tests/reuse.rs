@@ -167,6 +167,9 @@ fn requests_that_are_open_together_push_each_other_out_and_all_end() {
     assert!(count(&together, "steps") < count(&alone, "steps"), "{together}");
     let burst = bench(&["--workload", "burst32"]);
     assert_eq!((count(&burst, "requests"), &burst["concurrency"]), (32, &Value::Null));
+    let in_turn = bench(&["--workload", "burst32", "--concurrency", "2"]);
+    assert_eq!(in_turn["concurrency"], 2);
+    assert!(count(&in_turn, "steps") > count(&burst, "steps"), "{in_turn}");
 }
 
 #[test]
@@ -219,19 +222,19 @@ fn a_broken_line_of_a_trace_is_named_with_its_key() {
         (r#"{"input_length": 5, "output_length": 5}"#, "hash_ids is missing"),
         (
             r#"{"input_length": "5", "output_length": 5, "hash_ids": [0]}"#,
-            "input_length is \"5\", allowed: 1 to 1073741824",
+            "input_length is \"5\", allowed: 1 to 16777216",
         ),
         (
             r#"{"input_length": 0, "output_length": 5, "hash_ids": []}"#,
-            "input_length is 0, allowed: 1 to 1073741824",
+            "input_length is 0, allowed: 1 to 16777216",
         ),
         (
             r#"{"input_length": 5, "output_length": -5, "hash_ids": [0]}"#,
-            "output_length is -5, allowed: 0 to 1073741824",
+            "output_length is -5, allowed: 0 to 16777216",
         ),
         (
             r#"{"input_length": 5, "output_length": 5.5, "hash_ids": [0]}"#,
-            "output_length is 5.5, allowed: 0 to 1073741824",
+            "output_length is 5.5, allowed: 0 to 16777216",
         ),
         (r#"{"input_length": 5, "output_length": 5, "hash_ids": 0}"#, "hash_ids is not a list"),
         (

@@ -86,6 +86,7 @@ impl<E: Executor> Loop<E> {
             self.step();
         }
         self.core.cancel_all();
+        self.core.clear_prefix_cache();
         // Transfers on their way hold units until they are reported.
         while !self.core.is_idle() {
             self.step();

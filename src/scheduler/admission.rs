@@ -6,8 +6,8 @@ use checkpoints::{MissReason, PrefixTree, Usable};
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
-use super::plan::{Direction, Form, SlotCopy};
-use super::sequence::{Place, SequenceId};
+use super::plan::{Direction, Form};
+use super::sequence::{HostSlot, Place, SequenceId};
 use super::{Lack, Planning, Rank, Scheduler, blocks_for};
 
 /// Waiting sequences that are looked at in a step beyond one that does not fit.
@@ -52,7 +52,12 @@ impl Scheduler {
 
     /// Starts the copy of a parked sequence to the device, unless that has no room for it.
     fn start_return(&mut self, id: SequenceId, step: &mut Planning) -> bool {
-        let (tokens, len) = (self.sequences[&id].tokens.len(), self.sequences[&id].computed());
+        let sequence = &self.sequences[&id];
+        let (tokens, len) = (sequence.tokens.len(), sequence.computed());
+        let missing = blocks_for(tokens) - self.known_blocks_in(sequence, Tier::Device).0;
+        if !self.make_space_without_loss(0, missing, 1, step) {
+            return false;
+        }
         let shared = self.share_known_blocks(id, Tier::Device);
         let brought = shared.len();
         let Some(device) = self.fresh_state(Tier::Device, 0, (tokens, len), shared) else {
@@ -130,7 +135,7 @@ impl Scheduler {
         if self.follow(rank, &found) {
             return Admission::Follows;
         }
-        if !self.make_space_without_loss(id, &mut found, step) {
+        if !self.make_space_for_prompt(id, &mut found, step) {
             return Admission::Refused;
         }
         let mut place = match &found.usable {
@@ -211,8 +216,7 @@ impl Scheduler {
         Some(state)
     }
 
-    /// Starts the copy of a state on the host, but for the blocks that the device has. Until it
-    /// has arrived the sequence is one that returns.
+    /// Starts the copy of a checkpoint on the host, but for the blocks that the device has.
     fn start_promotion(
         &mut self,
         id: SequenceId,
@@ -221,35 +225,28 @@ impl Scheduler {
     ) -> Option<Place> {
         let tokens = self.sequences[&id].tokens.len();
         let tree = self.tree.as_ref().expect("what is usable is in the tree");
-        let host = match usable.is_packed {
-            true => None,
-            false => Some(tree.hold(usable, &mut self.host).ok()?),
+        let (blocks, slot) = if usable.is_packed {
+            let (blocks, slot) = tree.hold_packed(usable, &mut self.host);
+            (blocks, HostSlot::Packed(slot))
+        } else {
+            let (blocks, slot, _) = tree.hold(usable, &mut self.host).ok()?.into_parts();
+            (blocks, HostSlot::Plain(slot))
         };
         let mut shared = tree.share_blocks(usable, &mut self.device);
         // A tail block is written on: it is copied from the host.
         for tail in shared.split_off(shared.len().min(usable.position / BLOCK_LEN)) {
             self.device.release(tail);
         }
-        let (watermark, brought) = (self.watermark(), shared.len());
-        let lens = (tokens, usable.position);
-        let Some(host) = host else {
-            let (blocks, slot) = tree.hold_packed(usable, &mut self.host);
-            let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
-                blocks.release(&mut self.host);
-                self.host.release(slot);
-                return None;
-            };
-            let copy = SlotCopy::Unpack(slot.id(), device.slot().id());
-            let copied = brought..blocks.len();
-            self.start_copy(id, Direction::In, (&blocks, device.table()), copied, copy, step);
-            return Some(Place::Unpacking { blocks, slot, device });
-        };
+        let (watermark, lens) = (self.watermark(), (tokens, usable.position));
+        let copied = shared.len()..blocks.len();
         let Some(device) = self.fresh_state(Tier::Device, watermark, lens, shared) else {
-            host.release(&mut self.host);
+            blocks.release(&mut self.host);
+            slot.release(&mut self.host);
             return None;
         };
-        self.start_transfer(id, Direction::In, (&host, &device), brought, step);
-        Some(Place::Returning { host, device })
+        let copy = slot.copy_to(device.slot().id());
+        self.start_copy(id, Direction::In, (&blocks, device.table()), copied, copy, step);
+        Some(Place::Promoting { blocks, slot, device })
     }
 
     /// Under `priority` the first sequence that is not on the device pushes out a running one of a

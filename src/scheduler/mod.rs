@@ -43,7 +43,7 @@ pub use plan::{
     StepReport, TokenBudget, Transfer, TransferId, Wanted,
 };
 pub use prompt::{End, Prompt, ReuseFigures};
-pub use sequence::{Counters, Place, Sequence, SequenceId};
+pub use sequence::{Counters, HostSlot, Place, Sequence, SequenceId};
 pub use stats::{Occupancy, SchedulerStats};
 
 /// Place in a queue: priority first, then who came first.
@@ -206,7 +206,7 @@ impl Scheduler {
                 self.parked.remove(&rank);
                 state.release(&mut self.host);
             }
-            Place::Leaving { .. } | Place::Returning { .. } | Place::Unpacking { .. } => {
+            Place::Leaving { .. } | Place::Returning { .. } | Place::Promoting { .. } => {
                 unreachable!("left above")
             }
         }
@@ -389,9 +389,9 @@ impl Scheduler {
         self.sequences.get(&id).or_else(|| self.shadow(id))
     }
 
-    /// Whether anything is left to do: no sequence, and no copy on its way.
+    /// Whether nothing is left to do: no sequence, no copy on its way, no audit.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.demotions.is_empty()
+        self.sequences.is_empty() && self.demotions.is_empty() && self.audit.is_none()
     }
 
     /// Its limits.

@@ -128,7 +128,11 @@ impl Scheduler {
 
     /// How many of a sequence's first blocks are in a tier with the bits of its own, and which
     /// choice of its request has them; with none, the tree has.
-    fn known_blocks_in(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {
+    pub(super) fn known_blocks_in(
+        &self,
+        sequence: &Sequence,
+        tier: Tier,
+    ) -> (usize, Option<SequenceId>) {
         let (blocks, sibling) = self.sibling_blocks(sequence, tier);
         let exact =
             |tree: &PrefixTree| tree.exact_blocks(tier, sequence.salt(), sequence.exact_tokens());
@@ -249,9 +253,13 @@ impl Scheduler {
             return;
         }
         let InFlight { sequence: id, bytes, .. } = self.take_in_flight(id);
-        self.stats.swapped_bytes += bytes;
         let sequence = self.sequences.get_mut(&id).expect("a sequence in flight is known");
-        sequence.counters.swapped_bytes += bytes;
+        if let Place::Promoting { .. } = sequence.place {
+            self.stats.promoted_bytes += bytes;
+        } else {
+            self.stats.swapped_bytes += bytes;
+            sequence.counters.swapped_bytes += bytes;
+        }
         (sequence.failed_transfers, sequence.distrusts_host) = (0, false);
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Leaving { device, host } => {
@@ -269,11 +277,13 @@ impl Scheduler {
                 self.start_running(id);
                 self.start_audit(id, Audited::Return(id));
             }
-            Place::Unpacking { blocks, slot, device } => {
+            Place::Promoting { blocks, slot, device } => {
                 blocks.release(&mut self.host);
-                self.host.release(slot);
+                slot.release(&mut self.host);
+                sequence.returned_at = Some(device.len());
                 sequence.place = Place::Device(device);
                 self.start_running(id);
+                self.start_audit(id, Audited::Return(id));
             }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }
@@ -311,9 +321,9 @@ impl Scheduler {
                     self.waiting.insert(rank);
                 }
             }
-            Place::Unpacking { blocks, slot, device } => {
+            Place::Promoting { blocks, slot, device } => {
                 blocks.release(&mut self.host);
-                self.host.release(slot);
+                slot.release(&mut self.host);
                 device.release(&mut self.device);
                 sequence.distrusts_host = sequence.failed_transfers >= MOST_FAILED_TRANSFERS;
                 self.waiting.insert(rank);

@@ -4,9 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoints::{Lineage, Match, MatchOptions, Prefix};
-use state_pool::{BLOCK_LEN, BlockTable, PackedHandle, SequenceState, StatePool, Tier};
+use state_pool::{
+    BLOCK_LEN, BlockTable, PackedHandle, SequenceState, SlotHandle, SlotId, StatePool, Tier,
+};
 
-use super::plan::Form;
+use super::plan::{Form, SlotCopy};
 use super::prompt::ReuseFigures;
 
 /// A sequence's name within an engine; a later submit has a larger one.
@@ -51,21 +53,47 @@ pub enum Place {
         /// What is written.
         device: SequenceState,
     },
-    /// About to go on from a checkpoint that is packed on the host.
-    Unpacking {
+    /// About to go on from a checkpoint on the host, which is being copied to the device.
+    Promoting {
         /// The blocks that are read, those that the device has too among them.
         blocks: BlockTable,
-        /// The packed slot that is read.
-        slot: PackedHandle,
+        /// The slot that is read.
+        slot: HostSlot,
         /// What is written.
         device: SequenceState,
     },
 }
 
+/// A share of a checkpoint's slot on the host.
+#[derive(Debug)]
+pub enum HostSlot {
+    /// As it was on the device.
+    Plain(SlotHandle),
+    /// Packed.
+    Packed(PackedHandle),
+}
+
+impl HostSlot {
+    /// How it is copied to a slot on the device.
+    pub(super) fn copy_to(&self, target: SlotId) -> SlotCopy {
+        match self {
+            HostSlot::Plain(slot) => SlotCopy::Plain(slot.id(), target),
+            HostSlot::Packed(slot) => SlotCopy::Unpack(slot.id(), target),
+        }
+    }
+
+    pub(super) fn release(self, host: &mut StatePool) {
+        match self {
+            HostSlot::Plain(slot) => host.release(slot),
+            HostSlot::Packed(slot) => host.release(slot),
+        };
+    }
+}
+
 impl Place {
     /// Whether it is between the tiers.
     pub fn is_moving(&self) -> bool {
-        matches!(self, Place::Leaving { .. } | Place::Returning { .. } | Place::Unpacking { .. })
+        matches!(self, Place::Leaving { .. } | Place::Returning { .. } | Place::Promoting { .. })
     }
 
     /// The state that is in `tier` and not on its way.
@@ -145,7 +173,7 @@ pub(super) struct Origin {
 pub struct Counters {
     /// Times it was pushed out.
     pub preemptions: u64,
-    /// Bytes it was copied between tiers.
+    /// Bytes copied between the tiers when it was pushed out and came back.
     pub swapped_bytes: u64,
     /// Tokens computed again after a preemption.
     pub recomputed_tokens: u64,
@@ -224,7 +252,7 @@ impl Sequence {
         match &self.place {
             Place::Waiting | Place::Forking { .. } => 0,
             Place::Device(state) | Place::Host(state) => state.len(),
-            Place::Leaving { device, .. } | Place::Unpacking { device, .. } => device.len(),
+            Place::Leaving { device, .. } | Place::Promoting { device, .. } => device.len(),
             Place::Returning { host, .. } => host.len(),
         }
     }

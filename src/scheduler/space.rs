@@ -115,11 +115,9 @@ impl Scheduler {
         }
     }
 
-    /// Makes room for a waiting sequence, but first lets the host have copies of those checkpoints
-    /// that it would cost. False while these are on their way: a step or two later than it could,
-    /// the sequence finds what a whole prompt would be computed again for. What the host does not
-    /// take, or did not get, is not waited for.
-    pub(super) fn make_space_without_loss(
+    /// Makes room for a waiting sequence, without a loss where that is possible. What was found may
+    /// have gone for it, here or on the host: it is found anew.
+    pub(super) fn make_space_for_prompt(
         &mut self,
         id: SequenceId,
         found: &mut Match,
@@ -130,6 +128,32 @@ impl Scheduler {
         let (blocks, slots) =
             (self.known_blocks(id) - there, usize::from(self.limits.is_recurrent()));
         let watermark = self.watermark();
+        if self.device.fits_above(watermark, blocks, slots) {
+            return true;
+        }
+        let held = usable.and_then(|usable| {
+            let tree = self.tree.as_ref().expect("what is usable is in the tree");
+            tree.hold(&usable, &mut self.device).ok()
+        });
+        let is_made = self.make_space_without_loss(watermark, blocks, slots, step);
+        if let Some(held) = held {
+            held.release(&mut self.device);
+        }
+        *found = self.look_up(id);
+        is_made
+    }
+
+    /// Makes room on the device above a watermark, but first lets the host have copies of those
+    /// checkpoints that it would cost. False while these are on their way: a step or two later than
+    /// it could, a sequence finds what a whole prompt would be computed again for. What the host
+    /// does not take, or did not get, is not waited for.
+    pub(super) fn make_space_without_loss(
+        &mut self,
+        watermark: usize,
+        blocks: usize,
+        slots: usize,
+        step: &mut Planning,
+    ) -> bool {
         let Some(tree) = self.tree.as_mut().filter(|_| self.host.layout().pages > 0) else {
             return true;
         };
@@ -139,16 +163,10 @@ impl Scheduler {
         {
             return true;
         }
-        let held = usable.and_then(|usable| tree.hold(&usable, device).ok());
         let room = tree.free_without_loss(device, watermark, blocks, slots);
-        if let Some(held) = held {
-            held.release(device);
-        }
         if room == Room::Lossy {
             self.demote(usize::MAX, step);
         }
-        // What went may have been part of what was found, here or on the host.
-        *found = self.look_up(id);
         room == Room::Made || self.demotions.is_empty()
     }
 }

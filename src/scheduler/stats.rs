@@ -19,7 +19,7 @@ pub struct SchedulerStats {
     pub host_full: u64,
     /// Transfers that failed.
     pub failed_transfers: u64,
-    /// Bytes copied between the tiers.
+    /// Bytes of sequences copied between the tiers.
     pub swapped_bytes: u64,
     /// Steps in which a fork found no free slot.
     pub forks_without_slot: u64,
@@ -42,6 +42,8 @@ pub struct SchedulerStats {
     pub turn_ends_left_out: u64,
     /// Bytes of checkpoints copied to the host.
     pub demoted_bytes: u64,
+    /// Bytes of checkpoints copied from the host, for sequences that went on from them.
+    pub promoted_bytes: u64,
     /// Audits that came to a verdict.
     pub audits: u64,
     /// Of those, how many found other bits: a fault of this program or of the machine.

@@ -132,7 +132,8 @@ pub struct Outcome {
 /// Replays a workload; tells `progress` of each request that has ended.
 ///
 /// # Errors
-/// Memory that does not suit the model, or the first request that is longer than it holds.
+/// Memory that does not suit the model, the first request that is longer than it holds, or a fault
+/// of the scheduler that keeps an answer from its end.
 pub fn replay(
     workload: &Workload,
     setup: &Setup,
@@ -140,7 +141,7 @@ pub fn replay(
 ) -> Result<Outcome, ReplayError> {
     let start = Instant::now();
     let scheduler = setup.scheduler(workload)?;
-    let concurrency = if workload.is_burst { usize::MAX } else { setup.concurrency };
+    let concurrency = setup.concurrency.unwrap_or(if workload.is_burst { usize::MAX } else { 1 });
     let mut replay = Replay::new(workload, scheduler);
     let mut idle_steps = 0;
     loop {
@@ -149,8 +150,10 @@ pub fn replay(
             break;
         }
         idle_steps = if replay.step(progress) { 0 } else { idle_steps + 1 };
-        let open = replay.open.len();
-        assert!(idle_steps < MOST_IDLE_STEPS, "the scheduler stands still, {open} requests open");
+        if idle_steps == MOST_IDLE_STEPS {
+            let (open, first) = (replay.open.len(), replay.open[0].request);
+            return Err(ReplayError::Stuck { open, place: workload.requests[first].place.clone() });
+        }
     }
     let mut outcome = replay.outcome;
     outcome.cache.read(&replay.scheduler);

@@ -42,8 +42,8 @@ pub struct Setup {
     pub policy: Policy,
     /// States are kept at multiples of so many tokens.
     pub state_grid: usize,
-    /// Requests that are open at a time.
-    pub concurrency: usize,
+    /// Requests that are open at a time; by default one, and all of a burst.
+    pub concurrency: Option<usize>,
 }
 
 /// Why a workload cannot be replayed.
@@ -71,6 +71,14 @@ pub enum ReplayError {
         device_bytes: usize,
         /// What it holds for one sequence.
         device_tokens: usize,
+    },
+    /// A fault of this program.
+    #[error("the scheduler stands still with {open} requests open, the first of them {place}")]
+    Stuck {
+        /// Requests without a complete answer.
+        open: usize,
+        /// Where the first of them comes from.
+        place: String,
     },
 }
 

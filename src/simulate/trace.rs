@@ -18,7 +18,7 @@ use super::workload::Outline;
 pub const TRACE_BLOCK: usize = 512;
 
 /// No prompt or answer of a trace is longer.
-const MOST_TOKENS: usize = 1 << 30;
+const MOST_TOKENS: usize = 1 << 24;
 
 /// First of the streams of what a prompt has for itself, and of answers; all ids are below.
 const UNIQUE: u64 = 1_000_000_000;

@@ -279,7 +279,7 @@ impl World {
                 grid_tokens: grid,
                 max_ghost_tokens: if random.one_in(4) { 500 } else { 100_000 },
             }),
-            audit_percent: [0.0, 30.0, 100.0][random.below(3)],
+            audit_percent: [3.0, 30.0, 100.0][random.below(3)],
             park_every: None,
         };
         let kind =

@@ -39,7 +39,7 @@ impl PrefixTree {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoRoom`] if the host has no room for it even so; those evicted are gone.
+    /// [`PoolError::NoRoom`] if the host has no room for it even so.
     pub fn demote(
         &mut self,
         device: &mut StatePool,
@@ -103,7 +103,7 @@ impl PrefixTree {
     }
 
     /// Evicts from the host what is worth less there than a copy of this node, while the copy does
-    /// not fit.
+    /// not fit; nothing if it could not fit whatever goes.
     fn make_room(&mut self, device: &StatePool, host: &mut StatePool, node: NodeId) {
         let copy = self.candidate(Tier::Device, node);
         let copy = worth(value(&copy, sizes(device)), self.nodes[node].value.last_used, self.clock);
@@ -112,7 +112,8 @@ impl PrefixTree {
             let blocks = self.nodes[node].end().div_ceil(BLOCK_LEN) - self.first_lacking(node);
             let fits =
                 if packs(host) { host.fits_packed(blocks) } else { host.fits(blocks, slots) };
-            if fits {
+            let unpacked = if packs(host) { 0 } else { slots };
+            if fits || !self.could_free(host, 0, blocks, unpacked) {
                 return;
             }
             match self.least_worthy(host) {

@@ -182,6 +182,7 @@ impl PrefixTree {
             let (salt, tokens) = self.nodes.prefix_of(id);
             let lineage = self.nodes[id].lineage;
             self.ghosts.remember(salt, &tokens, lineage, MissReason::Evicted);
+            self.counts.lost += 1;
         }
         self.nodes[id].value.is_refused = pool.tier() == Tier::Host;
         match pool.tier() {

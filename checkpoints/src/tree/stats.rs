@@ -19,6 +19,8 @@ pub struct TreeStats {
     pub inserted: usize,
     /// Prefixes whose end was there already.
     pub duplicates: usize,
+    /// Checkpoints that are in no tier any more: evicted from the last one that had them.
+    pub lost: usize,
     /// Snapshots that got no slot.
     pub left_out: usize,
     /// Sequences that resumed from the device.
@@ -38,7 +40,7 @@ pub struct TierCounts {
     pub blocks: usize,
     /// Handles of slots held, packed ones too.
     pub slots: usize,
-    /// Checkpoints evicted so far.
+    /// Checkpoints evicted so far, those that another tier still has among them.
     pub evicted: usize,
 }
 

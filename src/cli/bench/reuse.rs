@@ -68,9 +68,9 @@ pub struct ReuseArgs {
     /// Only the first N requests.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub limit: Option<usize>,
-    /// Requests that are open at a time, in order.
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    pub concurrency: usize,
+    /// Requests that are open at a time, in order [default: 1, all of a burst].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub concurrency: Option<usize>,
     /// Print one JSON object on one line instead of the table, or write it to FILE beside it.
     #[arg(
         long,
@@ -150,7 +150,7 @@ fn check(args: &ReuseArgs) -> Result<(), CliError> {
     if grid == 0 || !grid.is_multiple_of(64) {
         return refuse(format!("--grid {grid}: a multiple of 64, 64 or more"));
     }
-    if args.concurrency == 0 {
+    if args.concurrency == Some(0) {
         return refuse("--concurrency 0: 1 or more".to_owned());
     }
     if args.limit == Some(0) {
@@ -181,5 +181,8 @@ fn replay(workload: &Workload, setup: &Setup, quiet: bool) -> Result<Outcome, Cl
         }
     });
     bar.finish_and_clear();
-    outcome.map_err(|error: ReplayError| CliError::Usage(error.to_string()))
+    outcome.map_err(|error| match error {
+        ReplayError::Stuck { .. } => CliError::Failed(error.to_string()),
+        _ => CliError::Usage(error.to_string()),
+    })
 }

@@ -27,6 +27,8 @@ pub struct Report {
     cache: CacheFigures,
     transfers_out: u64,
     transfers_in: u64,
+    demoted_bytes: u64,
+    promoted_bytes: u64,
     swapped_bytes: u64,
     preemptions: u64,
     steps: u64,
@@ -87,13 +89,15 @@ impl Report {
             host: TierReport { memory_bytes: Some(setup.host_memory), figures: outcome.host },
             policy: setup.policy.to_string(),
             grid_tokens: setup.state_grid,
-            concurrency: (!workload.is_burst).then_some(setup.concurrency),
+            concurrency: setup.concurrency.or((!workload.is_burst).then_some(1)),
             all: outcome.all.into(),
             first_half: outcome.first_half.into(),
             second_half: outcome.second_half.into(),
             cache: outcome.cache,
             transfers_out: outcome.transfers_out,
             transfers_in: outcome.transfers_in,
+            demoted_bytes: scheduler.demoted_bytes,
+            promoted_bytes: scheduler.promoted_bytes,
             swapped_bytes: scheduler.swapped_bytes,
             preemptions: scheduler.parked + scheduler.recomputed,
             steps: scheduler.steps,
@@ -147,12 +151,14 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "transfers  {} to the host, {} back, {} bytes swapped; {} preemptions",
+            "transfers  {} to the host, {} back; {} bytes of states and {}, {} of requests",
             count(self.transfers_out),
             count(self.transfers_in),
+            count(self.demoted_bytes),
+            count(self.promoted_bytes),
             count(self.swapped_bytes),
-            count(self.preemptions),
         )?;
+        writeln!(f, "preempted  {} times", count(self.preemptions),)?;
         write!(f, "time       {:.2} s for {} steps", self.seconds, count(self.steps))
     }
 }
