@@ -65,7 +65,7 @@ impl Cache {
     /// The blocks are the same for all: who holds how many handles is all the pool sees.
     fn insert(&mut self, tokens: &[u32]) {
         let slot = self.pool.alloc_slot().expect("room for a slot");
-        let prefix = Prefix { salt: None, tokens, exact_tokens: tokens.len() };
+        let prefix = Prefix { salt: None, tokens, exact_tokens: tokens.len(), histories: &[] };
         self.tree.insert(&mut self.pool, prefix, &self.blocks, Some(slot));
     }
 

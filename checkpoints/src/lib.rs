@@ -59,7 +59,7 @@
 //! let mut state = SequenceState::allocate(&mut pool, 151)?;
 //! state.advance(151);
 //! let (table, slot, _) = state.into_parts();
-//! let prefix = Prefix { salt: None, tokens: &tokens, exact_tokens: 128 };
+//! let prefix = Prefix { salt: None, tokens: &tokens, exact_tokens: 128, histories: &[] };
 //! tree.insert(&mut pool, prefix, table.as_slice(), Some(slot));
 //! table.release(&mut pool);
 //!
@@ -84,6 +84,6 @@ mod tree;
 
 pub use placement::Placement;
 pub use tree::{
-    Demotion, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, Room, TierCounts,
-    TreeOptions, TreeStats, Usable, common_tokens,
+    Demotion, History, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, Room,
+    TierCounts, TreeOptions, TreeStats, Usable, common_tokens,
 };

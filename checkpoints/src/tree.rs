@@ -11,6 +11,7 @@ mod check;
 mod demotion;
 mod eviction;
 mod ghosts;
+mod histories;
 mod matching;
 mod order;
 mod radix;
@@ -24,6 +25,7 @@ use state_pool::{BLOCK_LEN, BlockHandle, Handle, PackedHandle, SlotHandle, State
 
 pub use demotion::Demotion;
 pub use eviction::Room;
+pub use histories::History;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::{Lineage, common_tokens};
 pub use stats::{TierCounts, TreeStats};
@@ -60,6 +62,8 @@ pub struct Prefix<'a> {
     pub tokens: &'a [u32],
     /// How many of them, from the first on, are exact: a multiple of 64.
     pub exact_tokens: usize,
+    /// How those behind were computed: positions in order, and what holds from each on.
+    pub histories: &'a [(usize, History)],
 }
 
 /// Remembers prefixes and owns the units behind them. See the [crate](crate) for the contract.
@@ -83,6 +87,8 @@ pub struct PrefixTree {
 struct Units {
     device: Held,
     host: Held,
+    /// How each block's last token was computed; nothing in an exact node.
+    histories: Vec<History>,
     last_used: u64,
     /// Prompts known to pass here but for the one that left the state: one that did so before, if
     /// any is in the tree or a ghost, and each that resumed from it.
@@ -139,6 +145,10 @@ impl Units {
 impl Value for Units {
     fn divide(&mut self, blocks: usize) -> Units {
         let mut upper = Units { last_used: self.last_used, ..Units::default() };
+        if !self.histories.is_empty() {
+            let below = self.histories.split_off(blocks);
+            upper.histories = std::mem::replace(&mut self.histories, below);
+        }
         for tier in [Tier::Device, Tier::Host] {
             let all = &mut self.held_mut(tier).blocks;
             if !all.is_empty() {
@@ -172,7 +182,9 @@ impl PrefixTree {
 
     /// Keeps a computed prefix: shares of those of its blocks that the tree lacks in the pool's
     /// tier, and the state behind its last token. A state that is there already is kept and the
-    /// one given is released (rule 10: equal tokens share nodes within one lineage).
+    /// one given is released (rule 10: equal tokens share nodes within one lineage). So is all that
+    /// is given where the tree has blocks of equal tokens with another history: a state goes with
+    /// the rows of its own.
     ///
     /// `blocks` are the blocks of the tokens, more may follow. A tail block is shared too: who
     /// goes on writing it copies it first. `slot` is given exactly for models with recurrent
@@ -189,15 +201,20 @@ impl PrefixTree {
         blocks: &[BlockHandle],
         slot: Option<SlotHandle>,
     ) {
-        let Prefix { salt, tokens, exact_tokens } = prefix;
+        let Prefix { salt, tokens, exact_tokens, .. } = prefix;
         assert!(!tokens.is_empty(), "a prefix without tokens is no prefix");
         assert!(exact_tokens.is_multiple_of(BLOCK_LEN), "{exact_tokens} exact tokens");
         assert!(blocks.len() >= tokens.len().div_ceil(BLOCK_LEN), "blocks are missing");
         assert_eq!(slot.is_some(), self.options.is_recurrent, "slots are for recurrent layers");
+        if self.has_other_history(&prefix) {
+            self.counts.of_other_history += 1;
+            return release_all(pool, slot);
+        }
         let root = self.nodes.root(salt);
         let (exact, rest) = tokens.split_at(exact_tokens);
         let border = self.nodes.reach(root, Lineage::Exact, exact);
         let end = self.nodes.reach(border, Lineage::NonExact, rest);
+        self.note_histories(end, prefix.histories);
         let is_new = self.adopt(pool, end, |pool, at| pool.share(&blocks[at]));
         let has_state = self.give_slot(pool, end, slot);
         let is_known = if self.options.is_recurrent { has_state } else { !is_new };
@@ -300,7 +317,7 @@ impl PrefixTree {
     ///
     /// If there are no tokens.
     pub fn note_left_out(&mut self, prefix: Prefix) {
-        let Prefix { salt, tokens, exact_tokens } = prefix;
+        let Prefix { salt, tokens, exact_tokens, .. } = prefix;
         assert!(!tokens.is_empty(), "a state follows tokens");
         let is_exact = tokens.len() <= exact_tokens;
         let lineage = if is_exact { Lineage::Exact } else { Lineage::NonExact };

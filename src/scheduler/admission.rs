@@ -138,6 +138,8 @@ impl Scheduler {
         if !self.make_space_for_prompt(id, &mut found, step) {
             return Admission::Refused;
         }
+        let known = self.tree.as_ref().zip(found.usable);
+        let mut histories = known.map_or_else(Vec::new, |(tree, usable)| tree.histories(&usable));
         let mut place = match &found.usable {
             Some(usable) if usable.tier == Tier::Host => self.start_promotion(id, usable, step),
             Some(usable) => self.resume(id, usable).map(Place::Device),
@@ -147,6 +149,7 @@ impl Scheduler {
         let nobody_will = self.on_device() == 0 && self.demotions.is_empty();
         if place.is_none() && found.usable.is_some() && nobody_will {
             (found.usable, found.miss) = (None, Some(MissReason::Evicted));
+            histories.clear();
             place = self.start_cold(id).map(Place::Device);
         }
         let Some(place) = place else {
@@ -162,7 +165,7 @@ impl Scheduler {
             tree.note_resumed(usable);
         }
         let sequence = self.sequences.get_mut(&id).expect("it was in the queue");
-        if sequence.resumes(&found) {
+        if sequence.resumes(&found, histories) {
             self.stats.matched_tokens += sequence.reuse.matched_tokens as u64;
             self.stats.cached_tokens += sequence.reuse.cached_tokens as u64;
         }

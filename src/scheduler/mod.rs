@@ -363,10 +363,11 @@ impl Scheduler {
     /// that finds no place waits, and computes the prompt again.
     fn begin_forks(&mut self, id: SequenceId) {
         let leader = self.sequence_mut(id);
-        let (origin, reuse) = (leader.origin, leader.reuse);
+        let (origin, reuse, histories) = (leader.origin, leader.reuse, leader.histories.clone());
         for fork in std::mem::take(&mut leader.forks) {
             let sequence = self.sequence_mut(fork);
             (sequence.origin, sequence.reuse, sequence.was_admitted) = (origin, reuse, true);
+            sequence.histories.clone_from(&histories);
             if self.on_device() < self.limits.max_num_seqs {
                 let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
                 self.sequence_mut(fork).place = Place::Device(state);

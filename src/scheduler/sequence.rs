@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use checkpoints::{Lineage, Match, MatchOptions, Prefix};
+use checkpoints::{History, Lineage, Match, MatchOptions, Prefix};
 use state_pool::{
     BLOCK_LEN, BlockTable, PackedHandle, SequenceState, SlotHandle, SlotId, StatePool, Tier,
 };
@@ -140,6 +140,9 @@ pub struct Sequence {
     pub(super) is_noted: bool,
     /// What it went on from.
     pub(super) origin: Origin,
+    /// How the tokens behind the exact ones are computed: positions in order, and what holds from
+    /// each on.
+    pub(super) histories: Vec<(usize, History)>,
     /// Its answer began on a state that was not exact and is gone, and went on from another.
     pub(super) is_mixed: bool,
     /// Tokens that were computed when it lost its state.
@@ -210,6 +213,7 @@ impl Sequence {
             refused_at: None,
             is_noted: false,
             origin: Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 },
+            histories: Vec::new(),
             is_mixed: false,
             lost_tokens: 0,
             distrusts_host: false,
@@ -264,9 +268,9 @@ impl Sequence {
         (self.returned_at, self.failed_transfers) = (None, 0);
     }
 
-    /// Goes on from what was found; of what it had lost, the rest is computed again. True the first
-    /// time: what it finds later may be its own.
-    pub(super) fn resumes(&mut self, found: &Match) -> bool {
+    /// Goes on from what was found, whose rows have these `histories`; of what it had lost, the
+    /// rest is computed again. True the first time: what it finds later may be its own.
+    pub(super) fn resumes(&mut self, found: &Match, histories: Vec<(usize, History)>) -> bool {
         let known = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
         let origin = match &found.usable {
             None => Origin { position: 0, lineage: Lineage::Exact, exact_tokens: known },
@@ -279,6 +283,17 @@ impl Sequence {
                 },
             },
         };
+        self.histories = histories;
+        let non_exact = found.usable.filter(|usable| usable.lineage == Lineage::NonExact);
+        let mut history = History::EXACT;
+        if let Some(usable) = non_exact {
+            history = self.histories.last().map_or(history, |(_, last)| *last);
+            history = if usable.is_packed { history.packed() } else { history };
+            history = history.resumed_at(usable.position);
+            self.histories.push((usable.position, history));
+        }
+        let behind = (known.max(origin.position), history.past_border(self.prompt_len));
+        self.histories.push(behind);
         let before = std::mem::replace(&mut self.origin, origin);
         let is_other = before.lineage == Lineage::NonExact && before != origin;
         self.is_mixed |= is_other && self.has_answer();
@@ -331,7 +346,12 @@ impl Sequence {
     /// The tree's name for its first `len` tokens.
     pub(super) fn prefix(&self, len: usize) -> Prefix<'_> {
         let exact_tokens = self.origin.exact_tokens.min(len / BLOCK_LEN * BLOCK_LEN);
-        Prefix { salt: self.salt(), tokens: &self.tokens[..len], exact_tokens }
+        Prefix {
+            salt: self.salt(),
+            tokens: &self.tokens[..len],
+            exact_tokens,
+            histories: &self.histories,
+        }
     }
 
     /// Of its computed tokens, those whose blocks have the bits of a cold run.

@@ -26,6 +26,9 @@ impl PrefixTree {
             let is_tail = !node.end().is_multiple_of(BLOCK_LEN);
             assert!(!is_tail || node.lineage == Lineage::NonExact, "an exact tail");
             assert!(!node.value.holds_nothing(), "a node that holds nothing");
+            let is_exact = node.lineage == Lineage::Exact;
+            let known = if is_exact { 0 } else { node.tokens.len().div_ceil(BLOCK_LEN) };
+            assert_eq!(node.value.histories.len(), known, "a history for each block");
             for tier in [Tier::Device, Tier::Host] {
                 self.check_held(node, tier);
             }

@@ -143,6 +143,39 @@ impl<V: Value> Radix<V> {
         at
     }
 
+    /// The node that ends with these tokens below `from`, in this lineage, if one does.
+    pub fn find(&self, from: NodeId, lineage: Lineage, tokens: &[u32]) -> Option<NodeId> {
+        let (mut at, mut known) = (from, 0);
+        self.follow(from, lineage, tokens, |id, common| {
+            (at, known) = (id, known + common);
+        });
+        let end = self[from].end() + tokens.len();
+        (known == tokens.len() && self[at].end() == end).then_some(at)
+    }
+
+    /// Tells of the nodes that [`reach`](Radix::reach) would go through, and how many tokens it
+    /// would find in each.
+    pub fn follow(
+        &self,
+        from: NodeId,
+        lineage: Lineage,
+        tokens: &[u32],
+        mut tell: impl FnMut(NodeId, usize),
+    ) {
+        let (mut at, mut rest) = (from, tokens);
+        while let Some(child) = self.child(at, lineage, rest).filter(|_| !rest.is_empty()) {
+            let node = &self[child];
+            let common = common_tokens(&node.tokens, rest);
+            let is_whole = common == node.tokens.len() && common == rest.len();
+            let shared = if is_whole { common } else { floor_to_block(common) };
+            tell(child, shared);
+            if shared < node.tokens.len() {
+                return;
+            }
+            (at, rest) = (child, &rest[shared..]);
+        }
+    }
+
     fn add(&mut self, parent: NodeId, lineage: Lineage, tokens: &[u32]) -> NodeId {
         let id = self.store(Some(parent), lineage, self[parent].end(), tokens.to_vec());
         let at = self.place(&self[parent].children[lineage as usize], first_block(tokens));

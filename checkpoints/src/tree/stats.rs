@@ -21,6 +21,8 @@ pub struct TreeStats {
     pub duplicates: usize,
     /// Checkpoints that are in no tier any more: evicted from the last one that had them.
     pub lost: usize,
+    /// Prefixes that were not kept, since equal tokens with another history were there.
+    pub of_other_history: usize,
     /// Snapshots that got no slot.
     pub left_out: usize,
     /// Sequences that resumed from the device.

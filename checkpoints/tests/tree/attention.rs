@@ -30,7 +30,10 @@ fn without_recurrent_layers_any_position_can_be_resumed_from_but_the_last_token(
         if let Some(usable) = found.usable {
             let state = house.resume(&usable, &asked);
             let state = house.go_on(state, &asked).expect("room");
-            house.donate(Prefix { salt: None, tokens: &asked, exact_tokens: 0 }, state);
+            house.donate(
+                Prefix { salt: None, tokens: &asked, exact_tokens: 0, histories: &[] },
+                state,
+            );
             house.check();
         }
     }
@@ -102,7 +105,7 @@ fn history(seed: u64) -> (usize, usize) {
         };
         let Some(state) = state else { continue };
         let exact_tokens = random.below(asked.len() / 64 + 1) * 64;
-        house.donate(Prefix { salt: None, tokens: &asked, exact_tokens }, state);
+        house.donate(Prefix { salt: None, tokens: &asked, exact_tokens, histories: &[] }, state);
         kept.push(asked);
         house.check();
         let handles = house.device.stats().blocks.handles;

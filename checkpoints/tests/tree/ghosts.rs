@@ -44,7 +44,12 @@ fn ghosts_are_bounded_and_the_oldest_memory_goes_first() {
     let mut house = House::new(TreeOptions { max_ghost_tokens: 400, ..TreeOptions::default() }, 40);
     for first in [0, 1_000] {
         let tokens = run(first, 150);
-        house.tree.note_left_out(Prefix { salt: None, tokens: &tokens, exact_tokens: 0 });
+        house.tree.note_left_out(Prefix {
+            salt: None,
+            tokens: &tokens,
+            exact_tokens: 0,
+            histories: &[],
+        });
     }
     assert!(house.tree.add_waiting(None, &run(2_000, 200)));
     assert_eq!(house.tree.stats().ghost_tokens, 350);

@@ -118,7 +118,10 @@ fn a_demoted_checkpoint_stays_and_comes_back_from_the_host() {
     assert_eq!((usable.position, usable.tier, found.miss), (151, Tier::Host, None));
     let state = house.resume(&usable, &run(0, 200));
     assert!(!house.evict_one(Tier::Device));
-    house.donate(Prefix { salt: None, tokens: &run(0, 151), exact_tokens: 128 }, state);
+    house.donate(
+        Prefix { salt: None, tokens: &run(0, 151), exact_tokens: 128, histories: &[] },
+        state,
+    );
     house.check();
     let stats = house.tree.stats();
     assert_eq!((stats.device.blocks, stats.host.blocks, stats.promoted), (3, 3, 1));

@@ -144,7 +144,7 @@ impl Run {
             self.running.push(state.fork(&mut self.house.device));
         }
         let slot = state.slot().id();
-        let prefix = Prefix { salt: path.salt, tokens: &path.tokens, exact_tokens };
+        let prefix = Prefix { salt: path.salt, tokens: &path.tokens, exact_tokens, histories: &[] };
         self.house.donate(prefix, state);
         match self.model.find(path, exact_tokens) {
             Some(record) => record.device = record.device.or(Some(slot)),
@@ -247,7 +247,7 @@ impl Run {
     fn leave_out(&mut self) {
         let path = self.draw_path();
         let exact_tokens = self.random.below(2) * (path.tokens.len() / BLOCK_LEN * BLOCK_LEN);
-        let prefix = Prefix { salt: path.salt, tokens: &path.tokens, exact_tokens };
+        let prefix = Prefix { salt: path.salt, tokens: &path.tokens, exact_tokens, histories: &[] };
         self.house.tree.note_left_out(prefix);
         let is_exact = exact_tokens == path.tokens.len();
         self.model.lose(path, is_exact, MissReason::NoSlot);

@@ -166,7 +166,12 @@ fn a_state_that_a_ghost_passes_outlives_its_equal_and_is_not_spent_by_a_resume()
     for is_passed in [true, false] {
         let mut house = hybrid();
         let ghost = if is_passed { run(0, 256) } else { run(3_000, 256) };
-        house.tree.note_left_out(Prefix { salt: None, tokens: &ghost, exact_tokens: 256 });
+        house.tree.note_left_out(Prefix {
+            salt: None,
+            tokens: &ghost,
+            exact_tokens: 256,
+            histories: &[],
+        });
         house.keep(None, &run(0, 128), 128);
         house.keep(None, &run(9_000, 128), 128);
         resume_once(&mut house, &run(0, 300));

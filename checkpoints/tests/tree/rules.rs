@@ -1,7 +1,7 @@
 //! The rules by which prefixes enter the tree and are found, by name. What must hold whatever
 //! happens is in `model.rs`.
 
-use checkpoints::{Lineage, MatchOptions, MissReason, Prefix};
+use checkpoints::{History, Lineage, MatchOptions, MissReason, Prefix};
 use state_pool::Tier;
 
 use crate::support::{hybrid, miss, part, run};
@@ -72,7 +72,10 @@ fn a_turn_end_is_resumed_at_its_very_token() {
     let state = house.resume(&usable, &run(0, 300));
     assert_eq!(state.shared_blocks_to_write(&house.device, 300).collect::<Vec<_>>(), [2]);
     let state = house.go_on(state, &run(0, 300)).expect("room");
-    house.donate(Prefix { salt: None, tokens: &run(0, 300), exact_tokens: 128 }, state);
+    house.donate(
+        Prefix { salt: None, tokens: &run(0, 300), exact_tokens: 128, histories: &[] },
+        state,
+    );
     house.check();
     assert_eq!((house.position(&run(0, 200)), house.position(&run(0, 310))), (151, 300));
     // Blocks 0 and 1, the tail, its copy and two more.
@@ -157,7 +160,12 @@ fn a_recompute_uses_nothing_beyond_its_limit() {
 fn a_snapshot_that_was_left_out_is_the_reason() {
     let mut house = hybrid();
     house.keep(None, &run(0, 400), 384);
-    house.tree.note_left_out(Prefix { salt: None, tokens: &run(0, 256), exact_tokens: 256 });
+    house.tree.note_left_out(Prefix {
+        salt: None,
+        tokens: &run(0, 256),
+        exact_tokens: 256,
+        histories: &[],
+    });
     assert_eq!(miss(&house, &part(300, 9_000, 400)), Some(MissReason::NoSlot));
     assert_eq!(house.tree.stats().left_out, 1);
     house.finish();
@@ -168,4 +176,29 @@ fn a_snapshot_that_was_left_out_is_the_reason() {
 fn exact_tokens_end_on_a_block_border() {
     let mut house = hybrid();
     house.keep(None, &run(0, 100), 65);
+}
+
+/// The same tokens, once generated and once read as a prompt that went on from a turn's end: the
+/// state of the one does not go with the rows of the other.
+#[test]
+fn a_state_is_not_kept_behind_rows_of_another_history() {
+    let mut house = hybrid();
+    let tokens = run(0, 300);
+    let generated = [(128, History::EXACT.past_border(140))];
+    let asked = [(128, generated[0].1), (255, generated[0].1.resumed_at(255))];
+    let mut keep = |len: usize, histories: &[(usize, History)]| {
+        let state = house.compute(&tokens[..len]).expect("room");
+        let (salt, exact_tokens) = (None, 128);
+        house.donate(Prefix { salt, tokens: &tokens[..len], exact_tokens, histories }, state);
+        house.check();
+        house.tree.stats().of_other_history
+    };
+    assert_eq!(keep(300, &generated), 0);
+    assert_eq!(keep(256, &asked), 1, "token 255 is another");
+    assert_eq!(keep(192, &asked), 1, "all tokens before are the same");
+    assert_eq!(keep(256, &generated), 1);
+    assert_eq!([200, 260, 300].map(|len| house.position(&tokens[..len])), [192, 256, 300]);
+    let usable = house.look_up(&tokens).usable.expect("the end");
+    assert_eq!(house.tree.histories(&usable), generated);
+    house.finish();
 }

@@ -111,7 +111,7 @@ impl House {
     /// Computes a prefix cold and keeps it.
     pub fn keep(&mut self, salt: Option<&str>, tokens: &[u32], exact_tokens: usize) {
         let state = self.compute(tokens).expect("room on the device");
-        self.donate(Prefix { salt, tokens, exact_tokens }, state);
+        self.donate(Prefix { salt, tokens, exact_tokens, histories: &[] }, state);
     }
 
     pub fn look_up(&self, tokens: &[u32]) -> Match {
