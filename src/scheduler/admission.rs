@@ -127,7 +127,7 @@ impl Scheduler {
     /// may go on from as shares, or as a copy from the host, the others fresh.
     fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
         let id = rank.1;
-        let moment = (self.device.freed(), self.tree.as_ref().map_or(0, PrefixTree::uses));
+        let moment = (self.device.given_up(), self.tree.as_ref().map_or(0, PrefixTree::uses));
         if self.sequences[&id].refused_at == Some(moment) {
             return Admission::Refused;
         }

@@ -133,7 +133,7 @@ pub struct Sequence {
     pub(super) cache_salt: Option<Arc<str>>,
     /// Positions its caller wants kept.
     pub(super) marks: Vec<usize>,
-    /// Units that had become free, and uses of the tree, when it was refused: while these stay it
+    /// What the pool had got back, and uses of the tree, when it was refused: while these stay it
     /// need not be looked at.
     pub(super) refused_at: Option<(u64, u64)>,
     /// Its prompt is a ghost in the tree.

@@ -24,7 +24,7 @@ pub struct StatePool {
     blocks: Units<Block>,
     slots: Units<Slot>,
     packed: Units<Packed>,
-    freed: u64,
+    given_up: u64,
 }
 
 /// Why a pool did not give units; nothing was taken.
@@ -108,7 +108,7 @@ impl StatePool {
         };
         // A layout numbers all its units, and so its pages, with a u32.
         let free_pages = (0..layout.pages as u32).collect();
-        StatePool { tier, layout, free_pages, blocks, slots, packed, freed: 0 }
+        StatePool { tier, layout, free_pages, blocks, slots, packed, given_up: 0 }
     }
 
     /// The tier this pool accounts for.
@@ -302,14 +302,15 @@ impl StatePool {
     pub fn release<K: Kind>(&mut self, handle: Handle<K>) -> bool {
         self.assert_ours(&handle);
         let (units, free_pages) = K::units_mut(self);
-        let is_free = units.release(handle, free_pages);
-        self.freed += u64::from(is_free);
-        is_free
+        let left = units.release(handle, free_pages);
+        self.given_up += u64::from(left <= 1);
+        left == 0
     }
 
-    /// Units that became free since the start: while this stays, what did not fit does not.
-    pub fn freed(&self) -> u64 {
-        self.freed
+    /// How often a handle came back and left its unit free, or to a sole holder, who may now free
+    /// it: while this stays, what did not fit does not.
+    pub fn given_up(&self) -> u64 {
+        self.given_up
     }
 
     fn assert_ours<K: Kind>(&self, handle: &Handle<K>) {

@@ -167,19 +167,19 @@ impl<K: Kind> Units<K> {
         held.map(|(id, _)| Id::new(id as u32))
     }
 
-    /// Ends a handle; true if it was its unit's last.
-    pub fn release(&mut self, handle: Handle<K>, free_pages: &mut BTreeSet<u32>) -> bool {
+    /// Ends a handle; returns how many others hold its unit.
+    pub fn release(&mut self, handle: Handle<K>, free_pages: &mut BTreeSet<u32>) -> u32 {
         let id = handle.id().index() as u32;
         let count = &mut self.handles_of[id as usize];
         assert!(*count > 0, "{handle:?} is not held");
         *count -= 1;
         self.handles -= 1;
-        let is_last = *count == 0;
-        if is_last {
+        let left = *count;
+        if left == 0 {
             self.put_back(id / self.per_page, id % self.per_page, free_pages);
         }
         handle.end();
-        is_last
+        left
     }
 
     fn put_back(&mut self, page: u32, place: u32, free_pages: &mut BTreeSet<u32>) {
@@ -261,7 +261,7 @@ mod tests {
         assert!(take(&mut free_pages).is_none());
         // Page 0 loses two and page 1 loses one, so page 1 is filled up first, then page 0.
         for unit in [0, 3, 0] {
-            assert!(units.release(held.remove(unit), &mut free_pages));
+            assert_eq!(units.release(held.remove(unit), &mut free_pages), 0);
             units.check();
         }
         for expected in [4, 1, 0] {
@@ -269,7 +269,7 @@ mod tests {
             assert_eq!(index(&handle), expected);
             held.push(handle);
         }
-        held.into_iter().for_each(|handle| assert!(units.release(handle, &mut free_pages)));
+        held.into_iter().for_each(|handle| assert_eq!(units.release(handle, &mut free_pages), 0));
         units.check();
         assert_eq!((free_pages.len(), units.stats()), (2, UnitStats::default()));
     }
@@ -283,7 +283,8 @@ mod tests {
         let second = units.alloc(Tier::Device, &mut free_pages).expect("two");
         assert!(units.alloc(Tier::Device, &mut free_pages).is_none());
         units.check();
-        assert!(units.release(first, &mut free_pages) && units.release(second, &mut free_pages));
+        assert_eq!(units.release(first, &mut free_pages), 0);
+        assert_eq!(units.release(second, &mut free_pages), 0);
         units.check();
         assert_eq!((units.open(), units.free(1), free_pages.len()), (2, 2, 1));
     }

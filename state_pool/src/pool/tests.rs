@@ -143,6 +143,19 @@ fn a_shared_unit_is_free_when_its_last_handle_is_released() {
     pool.check();
 }
 
+/// Who was refused may fit again when a unit is free, and when the one holder left may free it.
+#[test]
+fn a_unit_left_to_nobody_or_to_one_holder_counts_as_given_up() {
+    let mut pool = pool(Tier::Device, 2);
+    let first = pool.alloc_block().expect("room");
+    let (second, third) = (pool.share(&first), pool.share(&first));
+    let counted = [first, second, third].map(|handle| {
+        pool.release(handle);
+        pool.given_up()
+    });
+    assert_eq!(counted, [0, 1, 2]);
+}
+
 #[test]
 fn stranded_pages_are_those_that_packing_would_free() {
     let mut pool = pool(Tier::Device, 3);
