@@ -10,8 +10,9 @@ use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterio
 use kernels::norm::Scale;
 use kernels::pack::{self, Part};
 use kernels::{
-    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, PackedDtype, Packing, Paged, Rows, RowsMut,
-    Scratch, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, PackedDtype, PackedMatrix, Packing, Paged,
+    Panels, Rows, RowsMut, Scratch, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla,
+    moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -65,7 +66,8 @@ fn gemms(c: &mut Criterion) {
     let (n, k) = (2304, 2304);
     let w = values(n * k, 1);
     let w = Matrix::new(n, k, Values::F32(&w));
-    for m in [1, 64] {
+    let panels = PackedMatrix::new(w).expect("memory");
+    for m in [1, 8, 64] {
         let x = values(m * k, 2);
         let mut out = vec![0.0; m * n];
         let name = format!("gemm {m}x{n}x{k}");
@@ -75,7 +77,7 @@ fn gemms(c: &mut Criterion) {
             b.iter(|| gemm::naive::gemm(x, w, RowsMut::new(black_box(&mut out), n)));
         });
         group.bench_function(cpu.isa.name(), |b| {
-            b.iter(|| gemm::gemm(&cpu, x, w, RowsMut::new(black_box(&mut out), n)));
+            b.iter(|| gemm::gemm(&cpu, x, panels.panels(), RowsMut::new(black_box(&mut out), n)));
         });
     }
 }
@@ -275,6 +277,11 @@ fn grouped_attention(c: &mut Criterion) {
     });
 }
 
+fn panels_of_expert(packed: &[PackedMatrix; 3]) -> moe::ExpertWeights<Panels<'_>> {
+    let [gate, up, down] = packed.each_ref().map(PackedMatrix::panels);
+    moe::ExpertWeights { gate, up, down }
+}
+
 fn mixtures(c: &mut Criterion) {
     let cpu = cpu();
     let (rows, hidden, inter, experts, top_k) = (64, 768, 384, 16, 4);
@@ -305,13 +312,17 @@ fn mixtures(c: &mut Criterion) {
     let stored: Vec<Vec<f32>> =
         (0..3 * experts).map(|i| values(hidden * inter, i as u64)).collect();
     let matrix = |i: usize, rows, cols| Matrix::new(rows, cols, Values::F32(&stored[i]));
-    let weights: Vec<moe::ExpertWeights<'_>> = (0..experts)
+    let weights: Vec<moe::ExpertWeights<Matrix<'_>>> = (0..experts)
         .map(|e| moe::ExpertWeights {
             gate: matrix(3 * e, inter, hidden),
             up: matrix(3 * e + 1, inter, hidden),
             down: matrix(3 * e + 2, hidden, inter),
         })
         .collect();
+    let packed = |w: &Matrix<'_>| PackedMatrix::new(*w).expect("memory");
+    let in_panels: Vec<[PackedMatrix; 3]> =
+        weights.iter().map(|e| [&e.gate, &e.up, &e.down].map(packed)).collect();
+    let panels: Vec<_> = in_panels.iter().map(panels_of_expert).collect();
     let x = values(rows * hidden, 3);
     let x = Rows::new(&x, hidden);
     let mut out = vec![0.0; rows * hidden];
@@ -327,7 +338,7 @@ fn mixtures(c: &mut Criterion) {
     products.bench_function(cpu.isa.name(), |b| {
         b.iter(|| {
             let out = RowsMut::new(black_box(&mut out), hidden);
-            moe::experts(&cpu, x, &choices, &weights, &mut work, out);
+            moe::experts(&cpu, x, &choices, &panels, &mut work, out);
         });
     });
 }

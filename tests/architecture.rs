@@ -337,7 +337,7 @@ fn permitted_imports_and_lookalikes_are_silent() {
         ("src/inspect.rs", "use state_pool::PoolLayout;"),
         ("src/scheduler/plan.rs", "use std::time::Duration;"),
         ("kernels/src/kda/mod.rs", "use crate::{matrix::Matrix, models::anything};"),
-        ("src/weights/mod.rs", "use safetensors::SafeTensors;\nuse kernels::MappedFile;"),
+        ("src/weights/mod.rs", "use safetensors::SafeTensors;\nuse kernels::Arena;"),
         ("src/main.rs", "fn main() -> std::process::ExitCode { deltapool::cli::run() }"),
         ("tests/golden.rs", "use deltapool::models::spec;\nuse safetensors::SafeTensors;"),
     ] {

@@ -7,8 +7,9 @@ use kernels::attention::write_rows;
 use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
-    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, Paged, Rows, RowsMut, Scratch,
-    Snapshot, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, PackedMatrix, Paged, Panels, Rows,
+    RowsMut, Scratch, Snapshot, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe,
+    norm, rope,
 };
 use support::{Case, Random, assert_close, cases, cpus};
 
@@ -507,7 +508,9 @@ fn expert_routing_matches_the_oracle() {
             },
             |cpu, out| {
                 let mut logits = poisoned(x.count() * router.experts);
-                gemm::gemm(cpu, x, w, RowsMut::new(&mut logits, router.experts));
+                let packed = packed(w);
+                let product = RowsMut::new(&mut logits, router.experts);
+                gemm::gemm(cpu, x, packed.panels(), product);
                 let mut choices = vec![nobody; x.count() * router.top_k];
                 let logits = Rows::new(&logits, router.experts);
                 let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
@@ -570,12 +573,18 @@ impl Stored {
     }
 }
 
-/// Ragged sizes around every tile, every storage type; a row's bits do not depend on its company.
+/// A copy of a matrix in panels.
+fn packed(matrix: Matrix<'_>) -> PackedMatrix {
+    PackedMatrix::new(matrix).expect("memory")
+}
+
+/// Ragged sizes around every tile and panel, every storage type; a row's bits do not depend on its
+/// company.
 #[test]
 fn products_match_their_definition_and_rows_keep_their_bits() {
     let mut random = Random::new(7);
     for (m, n, k) in
-        [(1, 1, 1), (1, 7, 5), (2, 9, 17), (3, 24, 16), (5, 33, 50), (13, 97, 131), (70, 40, 300)]
+        [(1, 1, 1), (1, 7, 5), (2, 9, 17), (3, 24, 16), (5, 33, 50), (13, 97, 131), (70, 40, 301)]
     {
         let x = random.normals(m * k);
         let w = Stored::new(exact_values(&mut random, n * k));
@@ -584,7 +593,8 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
         let rows = Rows::new(&x, k);
         gemm::naive::gemm(rows, w.all(n, k)[0], RowsMut::new(&mut expected, n));
         for cpu in cpus() {
-            for w in w.all(n, k) {
+            for w in w.all(n, k).map(packed) {
+                let w = w.panels();
                 let what = format!("{m}x{n}x{k} {} {:?}", cpu.isa.name(), cpu.gang);
                 let mut out = poisoned(m * n);
                 gemm::gemm(&cpu, rows, w, RowsMut::new(&mut out, n));
@@ -604,6 +614,11 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
     }
 }
 
+fn panels_of_expert(packed: &[PackedMatrix; 3]) -> moe::ExpertWeights<Panels<'_>> {
+    let [gate, up, down] = packed.each_ref().map(PackedMatrix::panels);
+    moe::ExpertWeights { gate, up, down }
+}
+
 #[test]
 fn expert_products_match_their_definition_and_rows_keep_their_bits() {
     let mut random = Random::new(11);
@@ -620,7 +635,7 @@ fn expert_products_match_their_definition_and_rows_keep_their_bits() {
         }
     }
     for dtype in 0..3 {
-        let experts: Vec<moe::ExpertWeights<'_>> = weights
+        let experts: Vec<moe::ExpertWeights<Matrix<'_>>> = weights
             .iter()
             .map(|[gate, up, down]| moe::ExpertWeights {
                 gate: gate.all(inter, hidden)[dtype],
@@ -628,6 +643,9 @@ fn expert_products_match_their_definition_and_rows_keep_their_bits() {
                 down: down.all(hidden, inter)[dtype],
             })
             .collect();
+        let in_panels: Vec<[PackedMatrix; 3]> =
+            experts.iter().map(|e| [e.gate, e.up, e.down].map(packed)).collect();
+        let fast: Vec<_> = in_panels.iter().map(panels_of_expert).collect();
         let rows = Rows::new(&x, hidden);
         let mut expected = poisoned(tokens * hidden);
         moe::naive::experts(rows, &choices, &experts, RowsMut::new(&mut expected, hidden));
@@ -635,13 +653,13 @@ fn expert_products_match_their_definition_and_rows_keep_their_bits() {
             let mut work = moe::Workspace::new(tokens, top_k, count, hidden, inter);
             work.fill(f32::NAN);
             let mut out = poisoned(tokens * hidden);
-            moe::experts(&cpu, rows, &choices, &experts, &mut work, RowsMut::new(&mut out, hidden));
+            moe::experts(&cpu, rows, &choices, &fast, &mut work, RowsMut::new(&mut out, hidden));
             assert_close(&format!("experts {}", cpu.isa.name()), &out, &expected, 1e-5);
             for i in 0..tokens {
                 let mut alone = poisoned(hidden);
                 let row = Rows::new(&x[i * hidden..(i + 1) * hidden], hidden);
                 let own = &choices[i * top_k..(i + 1) * top_k];
-                moe::experts(&cpu, row, own, &experts, &mut work, RowsMut::new(&mut alone, hidden));
+                moe::experts(&cpu, row, own, &fast, &mut work, RowsMut::new(&mut alone, hidden));
                 assert_eq!(alone, out[i * hidden..(i + 1) * hidden], "token {i} alone");
             }
         }

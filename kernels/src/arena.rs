@@ -1,14 +1,14 @@
 //! An arena: the bytes behind the units of one tier.
 //!
-//! One allocation, 64-byte aligned, zeroed lazily by the system. Who may write which part is the
+//! One anonymous map, zeroed lazily by the system. Who may write which part is the
 //! business of the pools; an arena only checks bounds and alignment. Offsets are in bytes.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::num::NonZero;
 use std::ptr::NonNull;
 
 use bytemuck::Pod;
+use memmap2::MmapMut;
 use thiserror::Error;
 
 const ALIGN: usize = 64;
@@ -21,16 +21,20 @@ pub struct ArenaError {
     pub bytes: usize,
 }
 
-/// The bytes of one tier.
+/// Arenas from this size on ask for huge pages: a product that reads weights, or a step that goes
+/// over states, meets a new page of 4 KiB more often than the processor can look up.
+const HUGE_BYTES: usize = 4 << 20;
+
+/// The bytes of one tier, or of a model's weights.
 #[derive(Debug)]
 pub struct Arena {
+    /// Keeps the memory; none for an arena of no bytes.
+    _map: Option<MmapMut>,
     start: NonNull<u8>,
     bytes: usize,
-    /// Bytes of the allocation before `start`.
-    padding: usize,
 }
 
-// SAFETY: an arena owns its allocation as a `Vec<u8>` does.
+// SAFETY: an arena owns its map as a `Vec<u8>` owns its allocation.
 unsafe impl Send for Arena {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Arena {}
@@ -43,16 +47,17 @@ impl Arena {
     pub fn new(bytes: usize) -> Result<Arena, ArenaError> {
         if bytes == 0 {
             let nowhere = const { NonZero::new(ALIGN).expect("an alignment is not zero") };
-            return Ok(Arena { start: NonNull::without_provenance(nowhere), bytes, padding: 0 });
+            return Ok(Arena { _map: None, start: NonNull::without_provenance(nowhere), bytes });
         }
-        let layout = layout(bytes).ok_or(ArenaError { bytes })?;
-        // SAFETY: the layout's size is not zero.
-        let given = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(ArenaError { bytes })?;
-        let padding = given.align_offset(ALIGN);
-        assert!(padding < ALIGN, "bytes can be aligned");
-        // SAFETY: the allocation is `ALIGN` bytes longer than the arena.
-        let start = unsafe { given.add(padding) };
-        Ok(Arena { start, bytes, padding })
+        let mut map = MmapMut::map_anon(bytes).map_err(|_| ArenaError { bytes })?;
+        #[cfg(target_os = "linux")]
+        if bytes >= HUGE_BYTES {
+            // Without them it is slower, and nothing else.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let start = NonNull::new(map.as_mut_ptr()).expect("a map is somewhere");
+        assert!(start.as_ptr().addr().is_multiple_of(ALIGN), "a map begins with a page");
+        Ok(Arena { _map: Some(map), start, bytes })
     }
 
     /// Size in bytes.
@@ -131,12 +136,6 @@ impl Arena {
     }
 }
 
-/// The allocation behind an arena of `bytes` bytes, with room to align it. An allocator that is
-/// asked for more alignment than its own zeroes by writing, and every page would be there at once.
-fn layout(bytes: usize) -> Option<Layout> {
-    Layout::from_size_align(bytes.checked_add(ALIGN)?, 1).ok()
-}
-
 #[inline]
 fn check<T: Pod>(bytes: usize, offset: usize, len: usize) {
     const { assert!(align_of::<T>() <= ALIGN, "an arena starts at a multiple of 64") };
@@ -144,16 +143,6 @@ fn check<T: Pod>(bytes: usize, offset: usize, len: usize) {
     assert!(offset.is_multiple_of(align), "offset {offset} is not a multiple of {align}");
     let end = len.checked_mul(size_of::<T>()).and_then(|len| len.checked_add(offset));
     assert!(end.is_some_and(|end| end <= bytes), "{len} values at {offset} leave {bytes} bytes");
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if self.bytes > 0 {
-            let layout = layout(self.bytes).expect("checked in `new`");
-            // SAFETY: allocated in `new` with the same layout, `padding` bytes before the start.
-            unsafe { dealloc(self.start.as_ptr().sub(self.padding), layout) }
-        }
-    }
 }
 
 /// An arena of which the tasks of a job write disjoint parts.

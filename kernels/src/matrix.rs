@@ -1,6 +1,10 @@
 //! Weights as they lie in their file.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
+
+use crate::arena::Arena;
 
 /// How a stored value is encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,7 +27,7 @@ impl Dtype {
     }
 }
 
-/// The values of a weight matrix, row after row.
+/// The values of a weight matrix.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
     /// Single precision.
@@ -32,6 +36,67 @@ pub enum Values<'a> {
     Bf16(&'a [bf16]),
     /// Half precision.
     F16(&'a [f16]),
+}
+
+impl<'a> Values<'a> {
+    /// `len` values at byte `offset` of an arena.
+    ///
+    /// # Panics
+    /// As [`Arena::values`].
+    pub fn of_arena(arena: &'a Arena, dtype: Dtype, offset: usize, len: usize) -> Values<'a> {
+        match dtype {
+            Dtype::F32 => Values::F32(arena.values(offset, len)),
+            Dtype::Bf16 => Values::Bf16(arena.values(offset, len)),
+            Dtype::F16 => Values::F16(arena.values(offset, len)),
+        }
+    }
+
+    /// The values encoded in `bytes`, little-endian and aligned.
+    ///
+    /// # Panics
+    /// When the bytes are not whole values or not aligned for them.
+    pub fn of_bytes(bytes: &'a [u8], dtype: Dtype) -> Values<'a> {
+        match dtype {
+            Dtype::F32 => Values::F32(bytemuck::cast_slice(bytes)),
+            Dtype::Bf16 => Values::Bf16(bytemuck::cast_slice(bytes)),
+            Dtype::F16 => Values::F16(bytemuck::cast_slice(bytes)),
+        }
+    }
+
+    /// How they are encoded.
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Values::F32(_) => Dtype::F32,
+            Values::Bf16(_) => Dtype::Bf16,
+            Values::F16(_) => Dtype::F16,
+        }
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        match self {
+            Values::F32(v) => v.len(),
+            Values::Bf16(v) => v.len(),
+            Values::F16(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Those at `range`.
+    ///
+    /// # Panics
+    /// When the range leaves them.
+    pub fn slice(&self, range: Range<usize>) -> Values<'a> {
+        match self {
+            Values::F32(v) => Values::F32(&v[range]),
+            Values::Bf16(v) => Values::Bf16(&v[range]),
+            Values::F16(v) => Values::F16(&v[range]),
+        }
+    }
 }
 
 /// A weight matrix `[rows, cols]` as stored: `rows` outputs, `cols` inputs, inputs contiguous.
@@ -51,11 +116,7 @@ impl<'a> Matrix<'a> {
     /// # Panics
     /// When the number of values is not `rows * cols`.
     pub fn new(rows: usize, cols: usize, values: Values<'a>) -> Self {
-        let len = match values {
-            Values::F32(v) => v.len(),
-            Values::Bf16(v) => v.len(),
-            Values::F16(v) => v.len(),
-        };
+        let len = values.len();
         assert_eq!(len, rows * cols, "a [{rows}, {cols}] matrix over {len} values");
         Matrix { rows, cols, values }
     }
@@ -63,12 +124,7 @@ impl<'a> Matrix<'a> {
     /// Rows `from..from + rows` of the matrix.
     pub fn slice_rows(&self, from: usize, rows: usize) -> Matrix<'a> {
         let at = from * self.cols..(from + rows) * self.cols;
-        let values = match self.values {
-            Values::F32(v) => Values::F32(&v[at]),
-            Values::Bf16(v) => Values::Bf16(&v[at]),
-            Values::F16(v) => Values::F16(&v[at]),
-        };
-        Matrix { rows, cols: self.cols, values }
+        Matrix { rows, cols: self.cols, values: self.values.slice(at) }
     }
 
     /// Copies row `row`, widened to single precision, into `out` (`cols` values).

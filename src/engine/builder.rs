@@ -129,7 +129,7 @@ impl<'p> EngineBuilder<'p> {
         };
         let prefill = match config.prefill_tokens_per_second {
             None if measures => {
-                probe::prefill_tokens_per_second(&cpu, model.spec().active_weights())
+                probe::prefill_tokens_per_second(&cpu, model.spec().active_weights())?
             }
             given => given.unwrap_or(f64::INFINITY),
         };

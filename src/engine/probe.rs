@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kernels::{Arena, ArenaError, Cpu, Matrix, Rows, RowsMut, Values, gemm};
+use kernels::{Arena, ArenaError, Cpu, Matrix, PackedMatrix, Rows, RowsMut, Values, gemm};
 
 /// How long each measurement takes.
 const PROBE: Duration = Duration::from_millis(5);
@@ -25,18 +25,22 @@ pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
 /// Tokens per second of a prompt, by the rate of a matrix product of one cell with `active_weights`
 /// weights in all: what attention and states cost is left out, so computing again looks a little
 /// cheaper than it is.
-pub fn prefill_tokens_per_second(cpu: &Cpu, active_weights: usize) -> f64 {
+///
+/// # Errors
+/// When the system refuses the memory.
+pub fn prefill_tokens_per_second(cpu: &Cpu, active_weights: usize) -> Result<f64, ArenaError> {
     const ROWS: usize = kernels::CELL_LEN;
     const WIDTH: usize = 512;
     let (x, w) = (vec![0.5_f32; ROWS * WIDTH], vec![0.25_f32; WIDTH * WIDTH]);
+    let weights = PackedMatrix::new(Matrix::new(WIDTH, WIDTH, Values::F32(&w)))?;
     let mut out = vec![0.0_f32; ROWS * WIDTH];
     let mut product = || {
-        let weights = Matrix::new(WIDTH, WIDTH, Values::F32(&w));
-        gemm::gemm(cpu, Rows::new(&x, WIDTH), weights, RowsMut::new(&mut out, WIDTH));
+        let (x, out) = (Rows::new(&x, WIDTH), RowsMut::new(&mut out, WIDTH));
+        gemm::gemm(cpu, x, weights.panels(), out);
     };
     product();
     let weights_per_second = (ROWS * WIDTH * WIDTH) as f64 * per_second(product);
-    weights_per_second / active_weights.max(1) as f64
+    Ok(weights_per_second / active_weights.max(1) as f64)
 }
 
 /// How often a second `work` can be done.

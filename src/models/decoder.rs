@@ -8,7 +8,7 @@
 //! ```
 
 use kernels::norm::{Scale, rms_norm};
-use kernels::{Arena, Cpu, Dtype, Matrix, Rows, RowsMut, Spans, gemm};
+use kernels::{Arena, Cpu, Dtype, Panels, Rows, RowsMut, Spans, gemm};
 
 use super::batch::{Batch, LogitSource};
 use super::ffn::FfnWeights;
@@ -51,8 +51,8 @@ pub(super) struct Step<'a> {
 }
 
 impl Step<'_> {
-    pub(super) fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
-        self.weights.matrix(tensor)
+    pub(super) fn panels(&self, tensor: &Tensor) -> Panels<'_> {
+        self.weights.panels(tensor)
     }
 }
 
@@ -62,7 +62,7 @@ pub type Observer<'a> = &'a mut dyn FnMut(usize, Rows<'_>);
 
 impl Model {
     /// Puts loaded weights in their places. Small tensors are widened; matrices stay where they
-    /// lie.
+    /// are.
     pub fn new(files: &ModelFiles, weights: ModelWeights) -> Model {
         let spec = files.spec.clone();
         let layer = |(i, layer): (usize, &super::spec::Layer)| LayerWeights {
@@ -152,10 +152,10 @@ impl Model {
     }
 
     fn embed(&self, batch: &Batch, work: &mut Workspace) {
-        let embedding = self.weights.matrix(&self.embedding);
+        let weights = self.weights.by_name();
         let width = self.spec.hidden;
         for (token, row) in batch.tokens.iter().zip(work.x.chunks_exact_mut(width)) {
-            embedding.copy_row(*token as usize, row);
+            weights.copy_row(&self.embedding, *token as usize, row);
         }
     }
 
@@ -201,7 +201,7 @@ impl Model {
             });
         }
         work.logits.resize(count * vocab, 0.0);
-        let (x, head) = (Rows::new(&work.head_rows, width), self.weights.matrix(&self.head));
+        let (x, head) = (Rows::new(&work.head_rows, width), self.weights.panels(&self.head));
         gemm::gemm(cpu, x, head, RowsMut::new(&mut work.logits, vocab));
         &work.logits
     }

@@ -1,7 +1,7 @@
 //! The feed-forward part of a layer: dense, or routed experts with a shared one.
 
 use kernels::moe::{self, ExpertWeights};
-use kernels::{Cpu, Matrix, Rows, RowsMut, activation, gemm};
+use kernels::{Cpu, Panels, Rows, RowsMut, activation, gemm};
 
 use super::decoder::Step;
 use super::files::ModelWeights;
@@ -83,12 +83,12 @@ impl Glu {
         out: &mut [f32],
     ) {
         let (cpu, count) = (step.cpu, step.batch.rows());
-        let down = step.matrix(&self.down);
+        let down = step.panels(&self.down);
         let (width, inter) = (down.rows, down.cols);
         let x = Rows::new(&x[..count * width], width);
         let (gate, up) = (rows(gate, count, inter), rows(up, count, inter));
-        gemm::gemm(cpu, x, step.matrix(&self.gate), RowsMut::new(gate, inter));
-        gemm::gemm(cpu, x, step.matrix(&self.up), RowsMut::new(up, inter));
+        gemm::gemm(cpu, x, step.panels(&self.gate), RowsMut::new(gate, inter));
+        gemm::gemm(cpu, x, step.panels(&self.up), RowsMut::new(up, inter));
         activation::silu_mul(cpu, RowsMut::new(gate, inter), Rows::new(up, inter));
         gemm::gemm_add(
             cpu,
@@ -102,7 +102,7 @@ impl Glu {
 impl MoeWeights {
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
         let (cpu, count): (&Cpu, usize) = (step.cpu, step.batch.rows());
-        let router: Matrix<'_> = step.matrix(&self.logits);
+        let router: Panels<'_> = step.panels(&self.logits);
         let (experts, width) = (router.rows, router.cols);
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let logits = rows(&mut work.router, count, experts);
@@ -110,13 +110,13 @@ impl MoeWeights {
         let choices = &mut work.choices[..count * self.router.top_k];
         let logits = Rows::new(logits, experts);
         moe::route(cpu, &self.router, logits, &self.bias, &mut work.scratch, choices);
-        let weights: Vec<ExpertWeights<'_>> = self
+        let weights: Vec<ExpertWeights<Panels<'_>>> = self
             .experts
             .iter()
             .map(|glu| ExpertWeights {
-                gate: step.matrix(&glu.gate),
-                up: step.matrix(&glu.up),
-                down: step.matrix(&glu.down),
+                gate: step.panels(&glu.gate),
+                up: step.panels(&glu.up),
+                down: step.panels(&glu.down),
             })
             .collect();
         let routed = work.experts.as_mut().expect("a routed layer has its workspace");

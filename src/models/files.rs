@@ -5,13 +5,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kernels::Matrix;
+use kernels::{Matrix, Panels};
 use serde_json::{Map, Value};
 
 use super::config::{Config, ConfigFault};
 use super::family::Family;
 use super::generation::GenerationDefaults;
-use super::spec::{ModelSpec, Part};
+use super::spec::{ModelSpec, Part, Required};
 use crate::weights::{Named, Tensor, Weights, WeightsError};
 
 const CONFIG: &str = "config.json";
@@ -168,7 +168,9 @@ impl ModelFiles {
     fn named(&self) -> Vec<Named> {
         let name = |layer, part| self.tensor_name(layer, part);
         let required = self.spec.required().into_iter();
-        required.map(|r| Named { name: name(r.layer, r.part), shape: r.shape }).collect()
+        let named =
+            |r: Required| Named { name: name(r.layer, r.part), shape: r.shape, order: r.order };
+        required.map(named).collect()
     }
 
     /// Some files carry a head although it is the embedding; it is then never read.
@@ -195,9 +197,20 @@ impl ModelWeights {
         found.unwrap_or_else(|| panic!("the model has no {part:?} in layer {layer:?}"))
     }
 
-    /// The values of `tensor`, where they lie.
+    /// The values of `tensor`, row after row.
+    ///
+    /// # Panics
+    /// When they are in panels: see [`Required::order`].
     pub fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
         self.weights.matrix(tensor)
+    }
+
+    /// The values of `tensor`, in panels.
+    ///
+    /// # Panics
+    /// When they lie row after row: see [`Required::order`].
+    pub fn panels(&self, tensor: &Tensor) -> Panels<'_> {
+        self.weights.panels(tensor)
     }
 
     /// A copy of the values at a place in single precision: for norms, biases and convolutions.

@@ -35,7 +35,7 @@ impl MixerWeights {
             MixerWeights::Gqa(gqa) => gqa.forward(step, work),
         };
         let count = step.batch.rows();
-        let output = step.matrix(output);
+        let output = step.panels(output);
         let attended = Rows::new(rows(&mut work.attended, count, width), width);
         let x = RowsMut::new(rows(&mut work.x, count, output.rows), output.rows);
         gemm::gemm_add(step.cpu, attended, output, x);
@@ -114,20 +114,20 @@ impl KdaWeights {
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         for (i, tensor) in self.qkv.iter().enumerate() {
             let out = RowsMut::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
-            gemm::gemm(cpu, x, step.matrix(tensor), out.columns(i * inner, inner));
+            gemm::gemm(cpu, x, step.panels(tensor), out.columns(i * inner, inner));
         }
         let dim = self.shape.head_dim;
         for ([down, up], out) in [(&self.decay, &mut work.decay), (&self.gate, &mut work.gate)] {
             let narrow = rows(&mut work.narrow, count, dim);
-            gemm::gemm(cpu, x, step.matrix(down), RowsMut::new(narrow, dim));
+            gemm::gemm(cpu, x, step.panels(down), RowsMut::new(narrow, dim));
             let narrow = Rows::new(narrow, dim);
-            gemm::gemm(cpu, narrow, step.matrix(up), RowsMut::new(rows(out, count, inner), inner));
+            gemm::gemm(cpu, narrow, step.panels(up), RowsMut::new(rows(out, count, inner), inner));
         }
         let decay = RowsMut::new(rows(&mut work.decay, count, inner), inner);
         kda::gate(cpu, self.shape.gate, &self.decay_log, &self.decay_bias, decay);
         let heads = self.shape.heads;
         let beta = rows(&mut work.beta, count, heads);
-        gemm::gemm(cpu, x, step.matrix(&self.beta), RowsMut::new(beta, heads));
+        gemm::gemm(cpu, x, step.panels(&self.beta), RowsMut::new(beta, heads));
         activation::sigmoid(cpu, RowsMut::new(beta, heads));
     }
 
@@ -176,14 +176,15 @@ impl MlaWeights {
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let queries = shape.heads * shape.query();
         let q = rows(&mut work.qkv, count, queries);
-        gemm::gemm(cpu, x, step.matrix(&self.query), RowsMut::new(q, queries));
+        gemm::gemm(cpu, x, step.panels(&self.query), RowsMut::new(q, queries));
         let latents = rows(&mut work.mixed, count, shape.row());
-        gemm::gemm(cpu, x, step.matrix(&self.latent_down), RowsMut::new(latents, shape.row()));
+        gemm::gemm(cpu, x, step.panels(&self.latent_down), RowsMut::new(latents, shape.row()));
         let normed = RowsMut::new(latents, shape.row()).columns(0, shape.rank);
         rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
         mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, at);
-        let inputs = mla::Inputs { q: Rows::new(q, queries), up: step.matrix(&self.latent_up) };
+        let inputs =
+            mla::Inputs { q: Rows::new(q, queries), up: step.weights.matrix(&self.latent_up) };
         let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
         let values = shape.heads * shape.value_dim;
         let out = RowsMut::new(rows(&mut work.attended, count, values), values);
@@ -228,9 +229,9 @@ impl GqaWeights {
         let (q, rest) = work.qkv.split_at_mut(count * queries);
         let (k, rest) = rest.split_at_mut(count * keys);
         let v = &mut rest[..count * keys];
-        gemm::gemm(cpu, x, step.matrix(&self.query), RowsMut::new(q, queries));
-        gemm::gemm(cpu, x, step.matrix(&self.key), RowsMut::new(k, keys));
-        gemm::gemm(cpu, x, step.matrix(&self.value), RowsMut::new(v, keys));
+        gemm::gemm(cpu, x, step.panels(&self.query), RowsMut::new(q, queries));
+        gemm::gemm(cpu, x, step.panels(&self.key), RowsMut::new(k, keys));
+        gemm::gemm(cpu, x, step.panels(&self.value), RowsMut::new(v, keys));
         let dim = shape.head_dim;
         if let (Some((query_norm, key_norm)), Some(eps)) = (&self.norms, self.shape.qk_norm) {
             rms_norm_in_place(cpu, RowsMut::new(q, dim), Scale::Plain(query_norm), eps);
@@ -253,5 +254,5 @@ impl GqaWeights {
 
 /// Width of the residual stream: what the output projection gives.
 fn step_width(step: &Step<'_>, output: &Tensor) -> usize {
-    step.matrix(output).rows
+    step.panels(output).rows
 }

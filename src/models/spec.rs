@@ -4,6 +4,7 @@
 //! about files: a family module (`kimi_linear.rs`, `llama.rs`, `qwen3.rs`) fills it from
 //! `config.json` and names the tensors. No code elsewhere asks which family a model is.
 
+use crate::weights::Order;
 use std::fmt;
 
 /// Tokens of one block: the unit of per-token memory (DESIGN.md section 2).
@@ -205,6 +206,8 @@ pub struct Required {
     /// Its shape, slowest dimension first. Tensors whose file shape has extra dimensions of 1
     /// (`[1, 1, heads, 1]`) are compared with those removed.
     pub shape: Vec<usize>,
+    /// The order in which it is used: what products multiply with lies in panels.
+    pub order: Order,
 }
 
 impl Required {
@@ -219,7 +222,14 @@ impl ModelSpec {
     pub fn required(&self) -> Vec<Required> {
         let mut list = Vec::new();
         let mut need = |layer, part, shape: &[usize]| {
-            list.push(Required { layer, part, shape: shape.to_vec() });
+            let is_looked_up = part == Part::Embedding && !self.tied_head;
+            let order = match part {
+                // Attention takes its rows apart by head; convolutions have vectors of their own.
+                Part::LatentUp | Part::QueryConv | Part::KeyConv | Part::ValueConv => Order::Rows,
+                _ if is_looked_up || shape.len() == 1 => Order::Rows,
+                _ => Order::Panels,
+            };
+            list.push(Required { layer, part, shape: shape.to_vec(), order });
         };
         need(None, Part::Embedding, &[self.vocab_size, self.hidden]);
         for (i, layer) in self.layers.iter().enumerate() {

@@ -38,6 +38,9 @@ pub enum WeightsError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is no memory for them.
+    #[error("no memory for the weights: {0}")]
+    Memory(#[from] kernels::ArenaError),
     /// Everything that is wrong with the files, listed at once.
     #[error("the weights in {place} do not fit the model:{}", List(.faults))]
     Faults {

@@ -3,51 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::path::Path;
 
-use kernels::MappedFile;
 use safetensors::tensor::Metadata;
 
 use super::fault::{Fault, WeightsError};
+use super::source::Source;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Bytes before the header: its length, little-endian.
 const LENGTH_BYTES: usize = 8;
-
-/// Where the bytes of tensors lie.
-#[derive(Debug)]
-pub(super) enum Bytes {
-    /// In a file.
-    Mapped(MappedFile),
-    /// In the binary.
-    Static(&'static [u8]),
-    /// In memory of ours, as 8-byte words for the sake of their alignment.
-    Owned(Vec<u64>),
-}
-
-impl Bytes {
-    /// An aligned copy of `bytes`, padded with zeros to whole words.
-    pub(super) fn aligned_copy(bytes: &[u8]) -> Bytes {
-        let mut words = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        Bytes::Owned(words)
-    }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(file) => file,
-            Bytes::Static(bytes) => bytes,
-            Bytes::Owned(words) => bytemuck::cast_slice(words),
-        }
-    }
-}
 
 /// A tensor as a header describes it.
 #[derive(Debug, Clone)]
@@ -66,7 +34,7 @@ pub(super) struct Shard {
     /// The file's name.
     pub(super) name: String,
     /// Its content.
-    pub(super) bytes: Bytes,
+    pub(super) source: Source,
     /// Its tensors.
     pub(super) tensors: BTreeMap<String, Stored>,
 }
@@ -91,13 +59,13 @@ impl Listing {
         dir.join(SINGLE).exists() || dir.join(INDEX).exists()
     }
 
-    /// Maps the files in `dir` and reads their headers.
+    /// Opens the files in `dir` and reads their headers.
     pub(super) fn of_dir(dir: &Path) -> Result<Listing, WeightsError> {
         let mut listing = Listing::empty(dir.display().to_string());
         if dir.join(INDEX).exists() {
             listing.add_indexed(dir)?;
         } else if dir.join(SINGLE).exists() {
-            listing.add_single(SINGLE, Bytes::Mapped(map(dir, SINGLE)?));
+            listing.add_single(SINGLE, Source::open(&dir.join(SINGLE))?)?;
         } else {
             return Err(WeightsError::NoFiles { dir: dir.to_owned() });
         }
@@ -105,20 +73,21 @@ impl Listing {
     }
 
     /// Reads the header of a file that is part of the binary.
-    pub(super) fn of_bytes(bytes: &'static [u8]) -> Listing {
+    pub(super) fn of_bytes(bytes: &'static [u8]) -> Result<Listing, WeightsError> {
         let mut listing = Listing::empty("the binary".to_owned());
-        listing.add_single(SINGLE, Bytes::Static(bytes));
-        listing
+        listing.add_single(SINGLE, Source::Static(bytes))?;
+        Ok(listing)
     }
 
     fn empty(place: String) -> Listing {
         Listing { place, shards: Vec::new(), faults: Vec::new(), unreadable: Some(BTreeSet::new()) }
     }
 
-    fn add_single(&mut self, name: &str, bytes: Bytes) {
-        if !self.add(name, bytes) {
+    fn add_single(&mut self, name: &str, source: Source) -> Result<(), WeightsError> {
+        if !self.add(name, source)? {
             self.unreadable = None;
         }
+        Ok(())
     }
 
     fn add_indexed(&mut self, dir: &Path) -> Result<(), WeightsError> {
@@ -136,8 +105,8 @@ impl Listing {
             return Err(WeightsError::TwoLayouts { dir: dir.to_owned() });
         }
         for (file, tensors) in by_file {
-            let readable = match map(dir, &file) {
-                Ok(mapped) => self.add(&file, Bytes::Mapped(mapped)),
+            let readable = match Source::open(&dir.join(&file)) {
+                Ok(source) => self.add(&file, source)?,
                 Err(WeightsError::Io { source, .. })
                     if source.kind() == io::ErrorKind::NotFound =>
                 {
@@ -159,30 +128,25 @@ impl Listing {
         Ok(())
     }
 
-    /// Reads the header of `bytes`; false when it cannot be read.
-    fn add(&mut self, name: &str, bytes: Bytes) -> bool {
-        match read_header(name, &bytes) {
+    /// Reads the header of a file; false when it makes no sense.
+    fn add(&mut self, name: &str, source: Source) -> Result<bool, WeightsError> {
+        match read_header(name, &source)? {
             Ok((tensors, described_bytes)) => {
-                let (file, file_bytes) = (name.to_owned(), bytes.len());
+                let (file, file_bytes) = (name.to_owned(), source.bytes());
                 if file_bytes < described_bytes {
                     self.faults.push(Fault::Truncated { file, file_bytes, described_bytes });
                 } else if file_bytes > described_bytes {
                     self.faults.push(Fault::Overlong { file, file_bytes, described_bytes });
                 }
-                self.shards.push(Shard { name: name.to_owned(), bytes, tensors });
-                true
+                self.shards.push(Shard { name: name.to_owned(), source, tensors });
+                Ok(true)
             }
             Err(fault) => {
                 self.faults.push(fault);
-                false
+                Ok(false)
             }
         }
     }
-}
-
-fn map(dir: &Path, file: &str) -> Result<MappedFile, WeightsError> {
-    let path = dir.join(file);
-    MappedFile::open(&path).map_err(|source| WeightsError::Io { path, source })
 }
 
 /// The tensors of each file, by the index.
@@ -203,19 +167,27 @@ fn read_index(text: &[u8]) -> Result<BTreeMap<String, Vec<String>>, String> {
 }
 
 /// The tensors of a file, and the length that its header describes.
-fn read_header(name: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Stored>, usize), Fault> {
+type Header = (BTreeMap<String, Stored>, usize);
+
+fn read_header(name: &str, source: &Source) -> Result<Result<Header, Fault>, WeightsError> {
     let file = name.to_owned();
-    let file_bytes = bytes.len();
-    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(Fault::TooShort { file, file_bytes });
+    let file_bytes = source.bytes();
+    let mut length = [0; LENGTH_BYTES];
+    if file_bytes < LENGTH_BYTES {
+        return Ok(Err(Fault::TooShort { file, file_bytes }));
+    }
+    source.read_at(0, &mut length)?;
+    let header_bytes = u64::from_le_bytes(length);
+    let fits = |bytes: &usize| *bytes <= file_bytes - LENGTH_BYTES;
+    let Some(bytes) = usize::try_from(header_bytes).ok().filter(fits) else {
+        return Ok(Err(Fault::HeaderBeyondFile { file, header_bytes, file_bytes }));
     };
-    let header_bytes = u64::from_le_bytes(*length);
-    let header = usize::try_from(header_bytes).ok().and_then(|len| rest.get(..len));
-    let Some(header) = header else {
-        return Err(Fault::HeaderBeyondFile { file, header_bytes, file_bytes });
+    let mut header = vec![0; bytes];
+    source.read_at(LENGTH_BYTES, &mut header)?;
+    let metadata: Metadata = match serde_json::from_slice(&header) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(Fault::BadHeader { file, reason: error.to_string() })),
     };
-    let metadata: Metadata = serde_json::from_slice(header)
-        .map_err(|error| Fault::BadHeader { file, reason: error.to_string() })?;
     let data = LENGTH_BYTES + header.len();
     let stored = |info: &safetensors::tensor::TensorInfo| Stored {
         dtype: info.dtype,
@@ -223,5 +195,5 @@ fn read_header(name: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Stored>, us
         at: data + info.data_offsets.0..data + info.data_offsets.1,
     };
     let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, stored(info)));
-    Ok((tensors.collect(), data + metadata.data_len()))
+    Ok(Ok((tensors.collect(), data + metadata.data_len())))
 }

@@ -1,33 +1,49 @@
-//! Weights: safetensors files, read in place.
+//! Weights: safetensors files, read into memory once.
 //!
 //! [`Weights::open`] checks files against the list of tensors that a model needs, names everything
-//! that is wrong with them at once, and hands out views. Nothing is converted and nothing copied,
-//! but for a tensor whose bytes lie misaligned in its file. What a tensor means to a model is not
-//! known here: names and shapes come from `models`.
+//! that is wrong with them at once, reads them in the order in which they will be used, and hands
+//! out views. No value is converted. What a tensor means to a model is not known here: names,
+//! shapes and orders come from `models`.
 
 mod fault;
 mod files;
+mod load;
+mod source;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hint::black_box;
 use std::mem::discriminant;
 use std::path::Path;
 
-use half::{bf16, f16};
-use kernels::matrix::Values;
-use kernels::{Dtype, Matrix};
+use kernels::{Arena, Dtype, Matrix, Panels, Values};
 
 pub use fault::{Fault, WeightsError};
-use files::{Bytes, Listing, Stored};
+use files::{Listing, Stored};
+use source::Source;
 
 const _: () =
-    assert!(cfg!(target_endian = "little"), "safetensors are little-endian, read in place");
+    assert!(cfg!(target_endian = "little"), "safetensors are little-endian, read as they are");
 
-/// Bytes read between two reports of progress.
-const REPORT_BYTES: usize = 16 << 20;
+/// Tensors begin at multiples of this many bytes: a line of the cache.
+const ALIGN: usize = 64;
 
-/// Bytes of a memory page, at most: reading one byte in each reads the file.
-const PAGE_BYTES: usize = 4096;
+/// The order of a tensor's values in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Row after row, as stored.
+    Rows,
+    /// In panels, as products read them.
+    Panels,
+}
+
+impl Order {
+    /// Values that a tensor takes in this order.
+    fn values(self, dtype: Dtype, rows: usize, cols: usize) -> usize {
+        match self {
+            Order::Rows => rows * cols,
+            Order::Panels => Panels::len(dtype, rows, cols),
+        }
+    }
+}
 
 /// A tensor that a model needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,16 +52,18 @@ pub struct Named {
     pub name: String,
     /// Its shape; compared with dimensions of 1 left out, on both sides.
     pub shape: Vec<usize>,
+    /// The order in which it is used.
+    pub order: Order,
 }
 
 /// A tensor of loaded weights: a handle to ask [`Weights`] with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tensor {
-    source: usize,
     offset: usize,
     rows: usize,
     cols: usize,
     dtype: Dtype,
+    order: Order,
 }
 
 impl Tensor {
@@ -64,17 +82,16 @@ impl Tensor {
         self.dtype
     }
 
-    /// Bytes of the values.
+    /// Bytes of the values as stored.
     pub fn bytes(&self) -> usize {
         self.rows * self.cols * self.dtype.bytes()
     }
 }
 
-/// The weights of a model. Owns the files.
+/// The weights of a model. Owns their memory.
 #[derive(Debug)]
 pub struct Weights {
-    /// Files first, then copies of misaligned tensors.
-    sources: Vec<Bytes>,
+    memory: Arena,
     /// In the order in which they were required.
     tensors: Vec<Tensor>,
     names: HashMap<String, usize>,
@@ -82,7 +99,7 @@ pub struct Weights {
 
 impl Weights {
     /// Opens `model.safetensors` in `dir`, or the shards that `model.safetensors.index.json` lists,
-    /// and reads them through once, so that no request waits for the disk later.
+    /// and reads them into memory.
     ///
     /// Tensors that are not `required` are an error, but for those that `ignore` accepts.
     /// `progress` hears bytes done and bytes in all.
@@ -108,7 +125,7 @@ impl Weights {
         ignore: &dyn Fn(&str) -> bool,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Weights, WeightsError> {
-        Weights::load(Listing::of_bytes(file), required, ignore, progress)
+        Weights::load(Listing::of_bytes(file)?, required, ignore, progress)
     }
 
     fn load(
@@ -117,27 +134,24 @@ impl Weights {
         ignore: &dyn Fn(&str) -> bool,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Weights, WeightsError> {
-        let (mut sources, found) = checked(listing, required, ignore)?;
-        let mut tensors = Vec::with_capacity(required.len());
-        for (named, Found { shard, dtype, offset }) in required.iter().zip(found) {
+        let (sources, found) = checked(listing, required, ignore)?;
+        let mut offset = 0;
+        let mut place = |(named, found): (&Named, &Found)| {
             let (rows, cols) = match named.shape.as_slice() {
                 [len] => (1, *len),
                 [rows, rest @ ..] => (*rows, rest.iter().product()),
                 [] => (1, 1),
             };
-            let mut tensor = Tensor { source: shard, offset, rows, cols, dtype };
-            let bytes = &sources[shard][offset..offset + tensor.bytes()];
-            if !bytes.as_ptr().addr().is_multiple_of(dtype.bytes()) {
-                let copy = Bytes::aligned_copy(bytes);
-                (tensor.source, tensor.offset) = (sources.len(), 0);
-                sources.push(copy);
-            }
-            tensors.push(tensor);
-        }
+            let tensor = Tensor { offset, rows, cols, dtype: found.dtype, order: named.order };
+            let values = named.order.values(found.dtype, rows, cols);
+            offset = (offset + values * found.dtype.bytes()).next_multiple_of(ALIGN);
+            tensor
+        };
+        let tensors: Vec<Tensor> = required.iter().zip(&found).map(&mut place).collect();
+        let mut memory = Arena::new(offset)?;
+        load::read_all(&mut memory, &sources, &tensors, &found, progress)?;
         let names = required.iter().enumerate().map(|(i, n)| (n.name.clone(), i)).collect();
-        let weights = Weights { sources, tensors, names };
-        weights.read_through(progress);
-        Ok(weights)
+        Ok(Weights { memory, tensors, names })
     }
 
     /// Bytes of the required tensors as stored in `dir`, by the headers alone; none when `dir` has
@@ -173,24 +187,43 @@ impl Weights {
         self.tensors.iter().map(Tensor::bytes).sum()
     }
 
-    /// The values of `tensor`, where they lie.
+    /// Bytes of memory that they take.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// The values of `tensor`, row after row.
+    ///
+    /// # Panics
+    /// When they are in panels.
     pub fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
-        let bytes = self.raw(tensor);
-        let values = match tensor.dtype {
-            Dtype::F32 => Values::F32(bytemuck::cast_slice::<u8, f32>(bytes)),
-            Dtype::Bf16 => Values::Bf16(bytemuck::cast_slice::<u8, bf16>(bytes)),
-            Dtype::F16 => Values::F16(bytemuck::cast_slice::<u8, f16>(bytes)),
-        };
-        Matrix::new(tensor.rows, tensor.cols, values)
+        assert_eq!(tensor.order, Order::Rows, "a tensor in panels");
+        Matrix::new(tensor.rows, tensor.cols, self.values(tensor))
+    }
+
+    /// The values of `tensor`, in panels.
+    ///
+    /// # Panics
+    /// When they lie row after row.
+    pub fn panels(&self, tensor: &Tensor) -> Panels<'_> {
+        assert_eq!(tensor.order, Order::Panels, "a tensor row after row");
+        Panels::new(tensor.rows, tensor.cols, self.values(tensor))
+    }
+
+    /// Copies row `row` of `tensor`, widened to single precision, into `out` (`cols` values).
+    pub fn copy_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
+        match tensor.order {
+            Order::Rows => self.matrix(tensor).copy_row(row, out),
+            Order::Panels => self.panels(tensor).copy_row(row, out),
+        }
     }
 
     /// A copy of the values of `tensor` in single precision: for norms, biases and convolutions.
     pub fn vector(&self, tensor: &Tensor) -> Vec<f32> {
-        let matrix = self.matrix(tensor);
         let mut values = vec![0.0; tensor.rows * tensor.cols];
         if tensor.cols > 0 {
             let rows = values.chunks_exact_mut(tensor.cols).enumerate();
-            rows.for_each(|(row, out)| matrix.copy_row(row, out));
+            rows.for_each(|(row, out)| self.copy_row(tensor, row, out));
         }
         values
     }
@@ -201,19 +234,9 @@ impl Weights {
         self.names.iter().map(widen).collect()
     }
 
-    fn raw(&self, tensor: &Tensor) -> &[u8] {
-        &self.sources[tensor.source][tensor.offset..tensor.offset + tensor.bytes()]
-    }
-
-    /// Reads one byte of each page of each tensor.
-    fn read_through(&self, progress: &mut dyn FnMut(usize, usize)) {
-        let total = self.bytes();
-        let mut done = 0;
-        for piece in self.tensors.iter().flat_map(|t| self.raw(t).chunks(REPORT_BYTES)) {
-            black_box(piece.iter().step_by(PAGE_BYTES).fold(0u8, |sum, &byte| sum ^ byte));
-            done += piece.len();
-            progress(done, total);
-        }
+    fn values(&self, tensor: &Tensor) -> Values<'_> {
+        let len = tensor.order.values(tensor.dtype, tensor.rows, tensor.cols);
+        Values::of_arena(&self.memory, tensor.dtype, tensor.offset, len)
     }
 }
 
@@ -229,7 +252,7 @@ fn checked(
     mut listing: Listing,
     required: &[Named],
     ignore: &dyn Fn(&str) -> bool,
-) -> Result<(Vec<Bytes>, Vec<Found>), WeightsError> {
+) -> Result<(Vec<Source>, Vec<Found>), WeightsError> {
     let mut faults = std::mem::take(&mut listing.faults);
     let stored = by_name(&listing, &mut faults);
     let mut found = Vec::with_capacity(required.len());
@@ -255,7 +278,7 @@ fn checked(
         }
     }
     if faults.is_empty() {
-        Ok((listing.shards.into_iter().map(|shard| shard.bytes).collect(), found))
+        Ok((listing.shards.into_iter().map(|shard| shard.source).collect(), found))
     } else {
         Err(WeightsError::Faults { place: listing.place, faults: alike_together(faults) })
     }

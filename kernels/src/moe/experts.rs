@@ -2,21 +2,22 @@
 
 use super::Choice;
 use crate::device::Cpu;
-use crate::gemm::tile::Nt;
-use crate::matrix::{Matrix, Values};
+use crate::gemm::strip::{Strip, Weight};
+use crate::matrix::Values;
+use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
-use crate::simd::{Element, Kernel, Simd, load, math, store};
+use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
 
-/// Weights of one expert.
+/// Weights of one expert: [`Panels`], or a [`Matrix`](crate::Matrix) for the definition.
 #[derive(Debug, Clone, Copy)]
-pub struct ExpertWeights<'a> {
+pub struct ExpertWeights<W> {
     /// `[inter, hidden]`.
-    pub gate: Matrix<'a>,
+    pub gate: W,
     /// `[inter, hidden]`.
-    pub up: Matrix<'a>,
+    pub up: W,
     /// `[hidden, inter]`.
-    pub down: Matrix<'a>,
+    pub down: W,
 }
 
 /// Working memory of [`experts`], made once for the largest batch.
@@ -96,7 +97,7 @@ pub fn experts(
     cpu: &Cpu,
     x: Rows<'_>,
     choices: &[Choice],
-    weights: &[ExpertWeights<'_>],
+    weights: &[ExpertWeights<Panels<'_>>],
     work: &mut Workspace,
     mut out: RowsMut<'_>,
 ) {
@@ -136,7 +137,7 @@ struct Groups<'a> {
 }
 
 /// Outputs of an expert's matrix per task.
-const COLUMNS: usize = 96;
+const COLUMNS: usize = 6 * PANEL_LEN;
 
 impl Groups<'_> {
     /// Calls `body(expert, pairs, columns)` for every tile of every active expert.
@@ -160,7 +161,7 @@ impl Groups<'_> {
 fn gate_and_up(
     cpu: &Cpu,
     groups: &Groups<'_>,
-    weights: &[ExpertWeights<'_>],
+    weights: &[ExpertWeights<Panels<'_>>],
     x: &[f32],
     gate: &mut [f32],
     up: &mut [f32],
@@ -186,7 +187,7 @@ fn gate_and_up(
 fn down(
     cpu: &Cpu,
     groups: &Groups<'_>,
-    weights: &[ExpertWeights<'_>],
+    weights: &[ExpertWeights<Panels<'_>>],
     gate: &[f32],
     y: &mut [f32],
 ) {
@@ -206,7 +207,7 @@ fn down(
 unsafe fn tile(
     cpu: &Cpu,
     x: Rows<'_>,
-    w: Matrix<'_>,
+    w: Panels<'_>,
     columns: std::ops::Range<usize>,
     out: &Shards<'_, f32>,
     at: usize,
@@ -232,18 +233,19 @@ const ROWS: usize = 60;
 
 /// # Safety
 /// `out` is valid for writes of `n` values in each of `x.count()` rows.
-unsafe fn product<E: Element>(cpu: &Cpu, x: Rows<'_>, w: &[E], n: usize, out: (*mut f32, usize)) {
+unsafe fn product<E: Weight>(cpu: &Cpu, x: Rows<'_>, w: &[E], n: usize, out: (*mut f32, usize)) {
     let k = x.width();
-    assert_eq!(w.len(), n * k);
+    assert_eq!(w.len(), n.next_multiple_of(PANEL_LEN) * k.next_multiple_of(E::INPUTS));
     for from in (0..x.count()).step_by(ROWS) {
         let m = ROWS.min(x.count() - from);
-        // SAFETY: rows from..from + m of x exist, `w` is n rows of k, `out` is the caller's.
-        let kernel = unsafe {
+        // SAFETY: rows from..from + m of x exist, `w` is the panels of n outputs, `out` is the
+        // caller's.
+        let strip = unsafe {
             let x = (x.data().as_ptr().add(from * k), k);
             let out = (out.0.add(from * out.1), out.1);
-            Nt::new((m, n, k), x, (w.as_ptr(), k), out, false)
+            Strip::new((m, n, k), x, w.as_ptr(), out, false)
         };
-        cpu.isa.run(kernel);
+        cpu.isa.run(strip);
     }
 }
 

@@ -4,6 +4,7 @@ use super::route::broken;
 use super::{Choice, ExpertWeights, Router, Score};
 use crate::activation;
 use crate::gemm::naive::gemm;
+use crate::matrix::Matrix;
 use crate::rows::{Rows, RowsMut};
 
 /// Chooses `top_k` experts for each row of `logits` `[rows][experts]`: `choices` is
@@ -59,7 +60,12 @@ fn mask_groups(router: &Router, worth: &mut [f32]) {
 }
 
 /// `out = Σ weight · down(silu(gate x) · up x)` over each row's choices.
-pub fn experts(x: Rows<'_>, choices: &[Choice], weights: &[ExpertWeights<'_>], out: RowsMut<'_>) {
+pub fn experts(
+    x: Rows<'_>,
+    choices: &[Choice],
+    weights: &[ExpertWeights<Matrix<'_>>],
+    out: RowsMut<'_>,
+) {
     let mut out = out;
     let top_k = choices.len() / x.count().max(1);
     for i in 0..x.count() {

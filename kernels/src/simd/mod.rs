@@ -72,6 +72,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`Simd::load_head`].
     unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V;
+    /// `LANES` pairs at `p`, widened: the first of each, and the second of each.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `2 * LANES` values.
+    unsafe fn load_bf16_pairs(self, p: *const bf16) -> (Self::V, Self::V);
     /// `LANES` values at `p`, widened.
     ///
     /// # Safety

@@ -64,6 +64,14 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const bf16) -> (Self::V, Self::V) {
+        // SAFETY: the caller vouches for 2 * LANES values.
+        unsafe {
+            (lanes!(i => (*p.add(2 * i)).to_f32()), lanes!(i => (*p.add(2 * i + 1)).to_f32()))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V {
         // SAFETY: only lanes below n, which the caller vouches for, are read.
         lanes!(i => if i < n { unsafe { *p.add(i) }.to_f32() } else { 0.0 })

@@ -133,6 +133,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const bf16) -> (__m256, __m256) {
+        // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
+        unsafe {
+            let pairs = _mm256_loadu_si256(p.cast());
+            let upper = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(upper))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> __m256 {
         // SAFETY: the caller vouches for n values; the set is there.
         widen_bf16_8(unsafe { _mm_loadu_si128(head_u16(p.cast(), n).as_ptr().cast()) })
@@ -266,6 +276,16 @@ impl Simd for Avx512 {
     unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
         // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
         widen_bf16_16(unsafe { _mm256_loadu_si256(p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const bf16) -> (__m512, __m512) {
+        // SAFETY: the caller vouches for 32 values of 2 bytes; the set is there.
+        unsafe {
+            let pairs = _mm512_loadu_si512(p.cast());
+            let upper = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(upper))
+        }
     }
 
     #[inline(always)]

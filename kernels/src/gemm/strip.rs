@@ -1,0 +1,222 @@
+//! Rows against panels of weights, for one thread.
+//!
+//! Every output is one chain of fused products and additions over the inputs in order, from zero.
+//! Which rows and panels are computed together changes no output's chain, so no bit either.
+
+use half::{bf16, f16};
+
+use crate::panels::{PANEL_LEN, PanelValue};
+use crate::simd::{Kernel, Simd};
+
+/// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
+const AHEAD_BYTES: usize = 2048;
+
+/// A stored value that panels of weights are made of.
+pub(crate) trait Weight: PanelValue + Send + Sync + 'static {
+    /// The weights of `LANES` outputs for the inputs that lie beside each other; the second vector
+    /// counts where these are two.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES * INPUTS` values.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> (S::V, S::V);
+}
+
+impl Weight for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> (S::V, S::V) {
+        // SAFETY: the caller's promise is that of the function called.
+        let values = unsafe { s.load(p) };
+        (values, values)
+    }
+}
+
+impl Weight for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> (S::V, S::V) {
+        // SAFETY: the caller's promise is that of the function called.
+        let values = unsafe { s.load_f16(p) };
+        (values, values)
+    }
+}
+
+impl Weight for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> (S::V, S::V) {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { s.load_bf16_pairs(p) }
+    }
+}
+
+/// `out = x wᵀ`, or `out += x wᵀ`, for some rows and some panels.
+pub(crate) struct Strip<E> {
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    x: *const f32,
+    x_stride: usize,
+    w: *const E,
+    out: *mut f32,
+    out_stride: usize,
+    add: bool,
+}
+
+impl<E: Weight> Strip<E> {
+    /// `rows` rows of `x`, `inputs` long, against `outputs` outputs whose panels begin at `w`.
+    ///
+    /// # Safety
+    /// Rows `0..rows` of `x` are valid for reads of `inputs` values, `w` for reads of all values of
+    /// the panels of `outputs` outputs, rows `0..rows` of `out` for writes of `outputs` values,
+    /// reads too when `add`, and nothing else uses `out` meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn new(
+        (rows, outputs, inputs): (usize, usize, usize),
+        (x, x_stride): (*const f32, usize),
+        w: *const E,
+        (out, out_stride): (*mut f32, usize),
+        add: bool,
+    ) -> Self {
+        Strip { rows, outputs, inputs, x, x_stride, w, out, out_stride, add }
+    }
+
+    /// All rows against `VECTORS` vectors of outputs, from output `j` on, the first of a panel.
+    #[inline(always)]
+    fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize) {
+        // Pieces of nearly equal height: a low last one would read the weights for little.
+        let most = if S::WIDE { 24 / VECTORS } else { (10 / VECTORS).max(1) }.min(6);
+        let mut left = self.rows;
+        while left > 0 {
+            let height = left.div_ceil(left.div_ceil(most));
+            let i = self.rows - left;
+            match height {
+                1 => self.tile::<S, 1, VECTORS>(s, i, j),
+                2 => self.tile::<S, 2, VECTORS>(s, i, j),
+                3 => self.tile::<S, 3, VECTORS>(s, i, j),
+                4 => self.tile::<S, 4, VECTORS>(s, i, j),
+                5 => self.tile::<S, 5, VECTORS>(s, i, j),
+                _ => self.tile::<S, 6, VECTORS>(s, i, j),
+            }
+            left -= height;
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const M: usize, const VECTORS: usize>(&self, s: S, i: usize, j: usize) {
+        let vectors_of_panel = PANEL_LEN / S::LANES;
+        let line = PANEL_LEN * E::INPUTS;
+        let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
+        debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
+        // SAFETY: rows i..i + M and the inputs below `inputs` are those the constructor's caller
+        // vouched for, and so are all values of the panels from output j on.
+        unsafe {
+            let x = self.x.add(i * self.x_stride);
+            let mut w = self.w.add(j / PANEL_LEN * panel_values);
+            let mut acc = [[s.splat(0.0); VECTORS]; M];
+            let whole = self.inputs - self.inputs % E::INPUTS;
+            let mut at = 0;
+            while at < self.inputs {
+                let mut first = [s.splat(0.0); VECTORS];
+                let mut second = [s.splat(0.0); VECTORS];
+                for c in 0..VECTORS {
+                    let w = w.wrapping_add(c / vectors_of_panel * panel_values);
+                    if c % vectors_of_panel == 0 {
+                        s.prefetch(w.cast::<u8>().wrapping_add(AHEAD_BYTES));
+                    }
+                    let part = c % vectors_of_panel * S::LANES * E::INPUTS;
+                    (first[c], second[c]) = E::load(s, w.add(part));
+                }
+                self.input::<S, M, VECTORS>(s, x.add(at), first, &mut acc);
+                if E::INPUTS == 2 && at < whole {
+                    self.input::<S, M, VECTORS>(s, x.add(at + 1), second, &mut acc);
+                }
+                at += E::INPUTS;
+                w = w.wrapping_add(line);
+            }
+            for (r, acc) in acc.iter().enumerate() {
+                for (c, acc) in acc.iter().enumerate() {
+                    self.put(s, i + r, j + c * S::LANES, *acc);
+                }
+            }
+        }
+    }
+
+    /// Adds what one input of `M` rows gives.
+    ///
+    /// # Safety
+    /// `x` is valid for reads of a value in each of the rows.
+    #[inline(always)]
+    unsafe fn input<S: Simd, const M: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        x: *const f32,
+        weights: [S::V; VECTORS],
+        acc: &mut [[S::V; VECTORS]; M],
+    ) {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            let value = s.splat(unsafe { *x.add(r * self.x_stride) });
+            for (acc, weights) in acc.iter_mut().zip(weights) {
+                *acc = s.fma(value, weights, *acc);
+            }
+        }
+    }
+
+    /// Outputs `j..j + LANES` of row `i`, as far as there are so many.
+    #[inline(always)]
+    fn put<S: Simd>(&self, s: S, i: usize, j: usize, sum: S::V) {
+        let n = self.outputs.saturating_sub(j);
+        // SAFETY: row i and outputs below `outputs` are those the constructor's caller vouched for.
+        unsafe {
+            let out = self.out.wrapping_add(i * self.out_stride + j);
+            if n >= S::LANES {
+                let sum = if self.add { s.add(s.load(out), sum) } else { sum };
+                s.store(out, sum);
+            } else if n > 0 {
+                let sum = if self.add { s.add(s.load_head(out, n), sum) } else { sum };
+                s.store_head(out, n, sum);
+            }
+        }
+    }
+}
+
+impl<E: Weight> Kernel for Strip<E> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let panels = self.outputs.div_ceil(PANEL_LEN);
+        let mut panel = 0;
+        // Few rows are bound by the reads of weights: panels beside each other, each a stream of
+        // its own. More rows want the registers for themselves.
+        while panel < panels {
+            let j = panel * PANEL_LEN;
+            let left = panels - panel;
+            let wide = match self.rows {
+                1 => 4,
+                2 => 2,
+                _ if S::WIDE => 4,
+                _ => 1,
+            };
+            panel += if left >= 4 && wide == 4 {
+                self.panels::<S, 4>(s, j)
+            } else if left >= 2 && wide >= 2 {
+                self.panels::<S, 2>(s, j)
+            } else {
+                self.panels::<S, 1>(s, j)
+            };
+        }
+    }
+}
+
+impl<E: Weight> Strip<E> {
+    /// All rows against `PANELS` panels; returns how many these are.
+    #[inline(always)]
+    fn panels<S: Simd, const PANELS: usize>(&self, s: S, j: usize) -> usize {
+        match PANELS * (PANEL_LEN / S::LANES) {
+            1 => self.group::<S, 1>(s, j),
+            2 => self.group::<S, 2>(s, j),
+            4 => self.group::<S, 4>(s, j),
+            _ => self.group::<S, 8>(s, j),
+        }
+        PANELS
+    }
+}

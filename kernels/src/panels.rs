@@ -1,0 +1,227 @@
+//! Weights in the order in which products read them.
+//!
+//! ```text
+//! panel 0: outputs 0..16                  panel 1: outputs 16..32    ...
+//! f32, f16:  input 0: 16 values | input 1: 16 values | ...
+//! bf16:      inputs 0 and 1: 16 pairs | inputs 2 and 3: 16 pairs | ...
+//! ```
+//!
+//! A product of one row reads a panel from its first byte to its last, and a line of the cache
+//! holds 16 outputs of one f32 input or of two bf16 inputs. Outputs beyond the last, and the second
+//! input of an odd last pair, are zero.
+
+use bytemuck::cast_slice_mut;
+use half::{bf16, f16};
+
+use crate::arena::{Arena, ArenaError};
+use crate::matrix::{Dtype, Matrix, Values};
+
+/// Outputs of a panel.
+pub const PANEL_LEN: usize = 16;
+
+/// A weight matrix in panels.
+#[derive(Debug, Clone, Copy)]
+pub struct Panels<'a> {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// The values, panel after panel.
+    pub values: Values<'a>,
+}
+
+/// A stored value as it lies in a panel.
+pub(crate) trait PanelValue: Copy + Default {
+    /// Inputs that lie beside each other for one output.
+    const INPUTS: usize;
+}
+
+impl PanelValue for f32 {
+    const INPUTS: usize = 1;
+}
+
+impl PanelValue for f16 {
+    const INPUTS: usize = 1;
+}
+
+impl PanelValue for bf16 {
+    const INPUTS: usize = 2;
+}
+
+/// Inputs that lie beside each other for one output of this type.
+fn inputs(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::F32 => f32::INPUTS,
+        Dtype::Bf16 => bf16::INPUTS,
+        Dtype::F16 => f16::INPUTS,
+    }
+}
+
+impl<'a> Panels<'a> {
+    /// Values that a matrix of `rows` outputs and `cols` inputs takes in panels.
+    pub fn len(dtype: Dtype, rows: usize, cols: usize) -> usize {
+        rows.next_multiple_of(PANEL_LEN) * cols.next_multiple_of(inputs(dtype))
+    }
+
+    /// A view of `values`, in panels, as a matrix of `rows` outputs and `cols` inputs.
+    ///
+    /// # Panics
+    /// When the number of values is not [`Panels::len`].
+    pub fn new(rows: usize, cols: usize, values: Values<'a>) -> Panels<'a> {
+        let len = Panels::len(values.dtype(), rows, cols);
+        assert_eq!(values.len(), len, "a [{rows}, {cols}] matrix in panels");
+        Panels { rows, cols, values }
+    }
+
+    /// Values of a panel.
+    pub fn panel_values(&self) -> usize {
+        PANEL_LEN * self.cols.next_multiple_of(inputs(self.values.dtype()))
+    }
+
+    /// Outputs `from..from + rows`; `from` begins a panel.
+    ///
+    /// # Panics
+    /// When it does not, or the outputs leave the matrix.
+    pub fn slice_rows(&self, from: usize, rows: usize) -> Panels<'a> {
+        assert!(from.is_multiple_of(PANEL_LEN), "output {from} begins no panel");
+        assert!(from + rows <= self.rows, "outputs {from}+{rows} leave {}", self.rows);
+        let first = from / PANEL_LEN * self.panel_values();
+        let len = rows.div_ceil(PANEL_LEN) * self.panel_values();
+        Panels { rows, cols: self.cols, values: self.values.slice(first..first + len) }
+    }
+
+    /// Copies the weights of output `row`, widened to single precision, into `out` (`cols`
+    /// values).
+    ///
+    /// # Panics
+    /// When there is no such output, or `out` has another length.
+    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows && out.len() == self.cols, "output {row} of {}", self.rows);
+        let panel = row / PANEL_LEN * self.panel_values();
+        let lane = row % PANEL_LEN;
+        match self.values {
+            Values::F32(v) => gather(&v[panel..], lane, out, |x| x),
+            Values::Bf16(v) => gather(&v[panel..], lane, out, bf16::to_f32),
+            Values::F16(v) => gather(&v[panel..], lane, out, f16::to_f32),
+        }
+    }
+}
+
+fn gather<E: PanelValue>(panel: &[E], lane: usize, out: &mut [f32], widen: impl Fn(E) -> f32) {
+    let lines = panel.chunks_exact(PANEL_LEN * E::INPUTS);
+    for (out, line) in out.chunks_mut(E::INPUTS).zip(lines) {
+        let values = &line[lane * E::INPUTS..(lane + 1) * E::INPUTS];
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = widen(*value));
+    }
+}
+
+/// Puts rows of a matrix as stored into the panels that they begin: `out` is the bytes of
+/// [`Panels::len`] values of its type.
+///
+/// # Panics
+/// When it has another length, or is not aligned for the type.
+pub fn pack(matrix: Matrix<'_>, out: &mut [u8]) {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    match matrix.values {
+        Values::F32(values) => pack_values(values, rows, cols, cast_slice_mut(out)),
+        Values::Bf16(values) => pack_values(values, rows, cols, cast_slice_mut(out)),
+        Values::F16(values) => pack_values(values, rows, cols, cast_slice_mut(out)),
+    }
+}
+
+fn pack_values<E: PanelValue>(values: &[E], rows: usize, cols: usize, out: &mut [E]) {
+    let padded = cols.next_multiple_of(E::INPUTS);
+    let panel_values = PANEL_LEN * padded;
+    assert_eq!(out.len(), rows.next_multiple_of(PANEL_LEN) * padded, "panels of another size");
+    if cols == 0 {
+        return;
+    }
+    let panels = out.chunks_exact_mut(panel_values);
+    for (panel, rows) in panels.zip(values.chunks(PANEL_LEN * cols)) {
+        if rows.len() < PANEL_LEN * cols || padded > cols {
+            panel.fill(E::default());
+        }
+        for (lane, row) in rows.chunks_exact(cols).enumerate() {
+            let lines = panel.chunks_exact_mut(PANEL_LEN * E::INPUTS);
+            for (line, inputs) in lines.zip(row.chunks(E::INPUTS)) {
+                line[lane * E::INPUTS..][..inputs.len()].copy_from_slice(inputs);
+            }
+        }
+    }
+}
+
+/// Panels in memory of their own: for what is no part of a model.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    rows: usize,
+    cols: usize,
+    dtype: Dtype,
+    memory: Arena,
+}
+
+impl PackedMatrix {
+    /// A copy of `matrix` in panels.
+    ///
+    /// # Errors
+    /// When the system refuses the memory.
+    pub fn new(matrix: Matrix<'_>) -> Result<PackedMatrix, ArenaError> {
+        let (rows, cols, dtype) = (matrix.rows, matrix.cols, matrix.values.dtype());
+        let bytes = Panels::len(dtype, rows, cols) * dtype.bytes();
+        let mut memory = Arena::new(bytes)?;
+        pack(matrix, memory.values_mut(0, bytes));
+        Ok(PackedMatrix { rows, cols, dtype, memory })
+    }
+
+    /// The panels.
+    pub fn panels(&self) -> Panels<'_> {
+        let len = Panels::len(self.dtype, self.rows, self.cols);
+        Panels::new(self.rows, self.cols, Values::of_arena(&self.memory, self.dtype, 0, len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every value of every output comes back, of sizes around a panel and a pair.
+    #[test]
+    fn packing_keeps_every_value_and_pads_with_zeros() {
+        for (rows, cols) in [(1, 1), (15, 7), (16, 8), (17, 9), (40, 3), (3, 0)] {
+            let numbers: Vec<f32> = (1..=rows * cols).map(|i| i as f32).collect();
+            let narrow: Vec<bf16> = numbers.iter().map(|x| bf16::from_f32(*x)).collect();
+            let half: Vec<f16> = numbers.iter().map(|x| f16::from_f32(*x)).collect();
+            for values in [Values::F32(&numbers), Values::Bf16(&narrow), Values::F16(&half)] {
+                let matrix = Matrix::new(rows, cols, values);
+                let packed = PackedMatrix::new(matrix).expect("memory");
+                let panels = packed.panels();
+                let mut sum = 0.0;
+                for row in 0..rows {
+                    let (mut expected, mut found) = (vec![0.0; cols], vec![f32::NAN; cols]);
+                    matrix.copy_row(row, &mut expected);
+                    panels.copy_row(row, &mut found);
+                    assert_eq!(found, expected, "row {row} of {rows}x{cols}");
+                    sum += expected.iter().sum::<f32>();
+                }
+                let all: f32 = match panels.values {
+                    Values::F32(v) => v.iter().sum(),
+                    Values::Bf16(v) => v.iter().map(|x| x.to_f32()).sum(),
+                    Values::F16(v) => v.iter().map(|x| x.to_f32()).sum(),
+                };
+                assert_eq!(all, sum, "padding is zero");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slice_of_outputs_begins_with_a_panel() {
+        let numbers: Vec<f32> = (0..50 * 3).map(|i| i as f32).collect();
+        let packed = PackedMatrix::new(Matrix::new(50, 3, Values::F32(&numbers)));
+        let packed = packed.expect("memory");
+        let slice = packed.panels().slice_rows(32, 18);
+        let mut row = [0.0; 3];
+        slice.copy_row(17, &mut row);
+        assert_eq!(row, [147.0, 148.0, 149.0]);
+        let odd = std::panic::catch_unwind(|| packed.panels().slice_rows(8, 8).rows);
+        assert!(odd.is_err());
+    }
+}
