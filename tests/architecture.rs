@@ -97,6 +97,7 @@ const CRATES: &[&str] = &["kernels", "state_pool", "checkpoints"];
 const LIBRARIES: &[(&str, &[&str])] = &[
     ("axum", &["src/server"]),
     ("clap", &["src/cli", "src/main.rs"]),
+    ("cpu_time", &["kernels/src/clock"]),
     ("cudarc", &["kernels/src/cuda"]),
     ("memmap2", &["kernels/src/"]),
     ("minijinja", &["src/text"]),

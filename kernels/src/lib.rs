@@ -18,6 +18,8 @@
 pub mod activation;
 pub mod arena;
 pub mod attention;
+pub mod ceilings;
+pub mod clock;
 pub mod conv;
 pub mod device;
 pub mod gemm;

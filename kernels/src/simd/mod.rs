@@ -97,6 +97,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for writes of `n` values.
     unsafe fn store_head(self, p: *mut f32, n: usize, v: Self::V);
+    /// Writes all lanes to `p`, past the caches where the set can; others see it after
+    /// [`Simd::fence`].
+    ///
+    /// # Safety
+    /// As [`Simd::store`], and `p` is a multiple of the vector's bytes.
+    unsafe fn stream(self, p: *mut f32, v: Self::V);
+    /// Makes what was streamed seen before what is written next.
+    fn fence(self);
 
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

@@ -104,6 +104,15 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { self.store(p, v) }
+    }
+
+    #[inline(always)]
+    fn fence(self) {}
+
+    #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         lanes!(i => a[i] + b[i])
     }

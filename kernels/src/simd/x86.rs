@@ -172,6 +172,18 @@ impl Simd for Avx2 {
         unsafe { _mm256_maskstore_ps(p, head8(n), v) }
     }
 
+    #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: __m256) {
+        // SAFETY: the caller vouches for 8 values and their alignment; the set is there.
+        unsafe { _mm256_stream_ps(p, v) }
+    }
+
+    #[inline(always)]
+    fn fence(self) {
+        // SAFETY: a fence touches no memory; every x86-64 has it.
+        unsafe { _mm_sfence() }
+    }
+
     op! {
         fn splat(x: f32) -> __m256 = _mm256_set1_ps(x);
         fn add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
@@ -316,6 +328,18 @@ impl Simd for Avx512 {
     unsafe fn store_head(self, p: *mut f32, n: usize, v: __m512) {
         // SAFETY: masked lanes are not written, the caller vouches for n; the set is there.
         unsafe { _mm512_mask_storeu_ps(p, head16(n), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(self, p: *mut f32, v: __m512) {
+        // SAFETY: the caller vouches for 16 values and their alignment; the set is there.
+        unsafe { _mm512_stream_ps(p, v) }
+    }
+
+    #[inline(always)]
+    fn fence(self) {
+        // SAFETY: a fence touches no memory; every x86-64 has it.
+        unsafe { _mm_sfence() }
     }
 
     op! {
