@@ -1,8 +1,13 @@
 //! `deltapool bench`: measurements, one subcommand each.
 
+mod machine;
 mod reuse;
+mod speed;
+mod spread;
+mod system;
 
 use clap::{Args, Subcommand};
+use kernels::Isa;
 
 use super::CliError;
 
@@ -17,14 +22,23 @@ pub struct BenchArgs {
 /// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
+    /// How fast prompts are computed.
+    Prefill(speed::PrefillArgs),
+    /// How fast tokens are generated.
+    Decode(speed::DecodeArgs),
+    /// What memory and arithmetic of this machine give at most.
+    Machine(machine::MachineArgs),
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
     /// fake bytes.
     Reuse(reuse::ReuseArgs),
 }
 
 /// Runs the command.
-pub fn run(args: &BenchArgs) -> Result<(), CliError> {
+pub fn run(args: &BenchArgs, isa: Isa) -> Result<(), CliError> {
     match &args.what {
+        Bench::Prefill(args) => speed::prefill(args, isa),
+        Bench::Decode(args) => speed::decode(args, isa),
+        Bench::Machine(args) => machine::run(args, isa),
         Bench::Reuse(args) => reuse::run(args),
     }
 }

@@ -85,6 +85,6 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         Command::Batch(args) => batch::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench(args) => bench::run(&args, isa),
     }
 }

@@ -1,0 +1,237 @@
+//! `deltapool bench prefill` and `deltapool bench decode`: how fast the engine is.
+//!
+//! The real engine over the real executor, stepped in this thread, without prefix cache. Its pools
+//! hold what the largest case needs and no more.
+
+mod case;
+mod driver;
+mod report;
+
+use clap::Args;
+use kernels::Isa;
+
+use super::system::{Machine, peak_rss_bytes};
+use crate::cli::CliError;
+use crate::cli::common::CommonArgs;
+use crate::cli::loading::{Files, bar, loading_bar};
+use crate::cli::output::{JsonTarget, print};
+use crate::config::{EngineConfig, MOST_THREADS, MemorySize};
+use crate::engine::{Engine, EngineError, EngineLimits};
+use crate::models::ModelFiles;
+use case::{Case, MOST_SEQUENCES, step_tokens};
+use driver::Driver;
+use report::{CaseReport, Report};
+
+/// Arguments of `bench prefill`.
+#[derive(Debug, Args)]
+pub struct PrefillArgs {
+    /// Lengths of prompts.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "512,4096")]
+    pub tokens: Vec<usize>,
+    /// How it is measured.
+    #[command(flatten)]
+    pub speed: SpeedArgs,
+}
+
+/// Arguments of `bench decode`.
+#[derive(Debug, Args)]
+pub struct DecodeArgs {
+    /// Sequences that are generated together.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32")]
+    pub sequences: Vec<usize>,
+    /// Tokens that each of them has already.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "0,4096")]
+    pub context: Vec<usize>,
+    /// Steps of a round: tokens that each sequence gets in it.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub steps: usize,
+    /// How it is measured.
+    #[command(flatten)]
+    pub speed: SpeedArgs,
+}
+
+/// How speed is measured.
+#[derive(Debug, Args)]
+pub struct SpeedArgs {
+    /// Timed rounds of each case.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: usize,
+    /// Which model, how it is computed, and what is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// Runs `bench prefill`.
+pub fn prefill(args: &PrefillArgs, isa: Isa) -> Result<(), CliError> {
+    let cases: Vec<Case> = args.tokens.iter().map(|&tokens| Case::Prefill { tokens }).collect();
+    if let Some(tokens) = args.tokens.iter().find(|tokens| **tokens == 0) {
+        return Err(CliError::Usage(format!("--tokens {tokens}: 1 or more")));
+    }
+    run("prefill", &cases, &args.speed, isa)
+}
+
+/// Runs `bench decode`.
+pub fn decode(args: &DecodeArgs, isa: Isa) -> Result<(), CliError> {
+    if let Some(n) = args.sequences.iter().find(|n| !(1..=MOST_SEQUENCES).contains(*n)) {
+        return Err(CliError::Usage(format!("--sequences {n}: 1 to {MOST_SEQUENCES}")));
+    }
+    if args.steps == 0 {
+        return Err(CliError::Usage("--steps 0: 1 or more".to_owned()));
+    }
+    let steps = args.steps;
+    let of = |&context: &usize| {
+        args.sequences.iter().map(move |&sequences| Case::Decode { sequences, context, steps })
+    };
+    let cases: Vec<Case> = args.context.iter().flat_map(of).collect();
+    run("decode", &cases, &args.speed, isa)
+}
+
+fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Result<(), CliError> {
+    let (common, rounds) = (&args.common, args.rounds);
+    if rounds == 0 {
+        return Err(CliError::Usage("--rounds 0: 1 or more".to_owned()));
+    }
+    let threads = common.threads();
+    if !(1..=MOST_THREADS).contains(&threads) {
+        return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
+    }
+    let files = Files::open(common.model.as_deref())?.model;
+    check_context(cases, rounds, files.spec.context)?;
+    let weights_bytes = files.stored_bytes()?.unwrap_or(0);
+    let config = config(&files, cases, rounds, threads)?;
+    let (loading, show) = loading_bar(common.quiet);
+    let mut builder = Engine::builder(files).isa(isa).config(config).on_load(show);
+    let limits = builder.limits().map_err(advise)?;
+    let core = builder.build_core(|executor| executor);
+    loading.finish_and_clear();
+    let mut driver = Driver::new(core?);
+    let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len} rounds");
+    bar.set_length((cases.len() * rounds) as u64);
+    let mut reports = Vec::new();
+    for case in cases {
+        let measured = driver.measure(case, rounds, &bar)?;
+        reports.push(CaseReport::new(*case, measured, threads));
+    }
+    bar.finish_and_clear();
+    let model = common.model.as_ref().map_or("embedded".to_owned(), |p| p.display().to_string());
+    let report = Report {
+        bench,
+        model,
+        machine: Machine::this(isa),
+        threads,
+        rounds,
+        weights_bytes,
+        pool_bytes: limits.device.arena_bytes(),
+        peak_rss_bytes: peak_rss_bytes(),
+        cases: reports,
+    };
+    let target = JsonTarget::new(common.json.as_deref());
+    if target != JsonTarget::Output {
+        print(&report.to_string())?;
+    }
+    target.write(&serde_json::json!(report))
+}
+
+/// Refuses cases that are longer than the model's context.
+fn check_context(cases: &[Case], rounds: usize, context: usize) -> Result<(), CliError> {
+    for case in cases {
+        let tokens = case.longest(rounds);
+        if tokens > context {
+            return Err(CliError::Usage(format!(
+                "{}: a sequence reaches {tokens} tokens in {rounds} rounds, and the model's \
+                 context is {context} tokens",
+                case.flag()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The limits of an engine that just holds each of the cases.
+fn config(
+    files: &ModelFiles,
+    cases: &[Case],
+    rounds: usize,
+    threads: usize,
+) -> Result<EngineConfig, CliError> {
+    let sequences = cases.iter().map(Case::sequences).max().unwrap_or(1);
+    let longest = cases.iter().map(|case| case.longest(rounds)).max().unwrap_or(2);
+    let mut bytes = 0;
+    for case in cases {
+        bytes = bytes.max(pool_bytes(files, case.sequences(), case.longest(rounds))?);
+    }
+    // One sequence of the longest case must fit whatever the others need.
+    bytes = bytes.max(pool_bytes(files, 1, longest)?);
+    Ok(EngineConfig {
+        max_num_batched_tokens: step_tokens(sequences),
+        max_num_seqs: Some(sequences),
+        max_model_len: Some(longest),
+        device_memory: MemorySize::Bytes(bytes),
+        host_memory: MemorySize::Bytes(0),
+        watermark_percent: 0.0,
+        prefix_cache: false,
+        threads,
+        ..EngineConfig::default()
+    })
+}
+
+/// Bytes of the pages that hold `sequences` sequences of `tokens` tokens each.
+fn pool_bytes(files: &ModelFiles, sequences: usize, tokens: usize) -> Result<usize, CliError> {
+    let one = EngineConfig::one_sequence(tokens);
+    let page = EngineLimits::derive(&files.spec, &one, None)?.device;
+    let blocks = if page.block_bytes == 0 { 0 } else { tokens.div_ceil(kernels::BLOCK_LEN) };
+    let of_blocks = (sequences * blocks).div_ceil(page.blocks_per_page.max(1));
+    let of_slots = if page.slot_bytes == 0 { 0 } else { sequences.div_ceil(page.slots_per_page) };
+    Ok((of_blocks + of_slots) * page.page_bytes)
+}
+
+/// Names flags of this command where the engine would name its own.
+fn advise(error: EngineError) -> EngineError {
+    match error {
+        EngineError::Memory { needed, what, available, .. } => EngineError::Memory {
+            needed,
+            what,
+            available,
+            advice: "ask for fewer sequences, or fewer tokens of each".to_owned(),
+        },
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_hold_just_the_sequences_of_the_case() {
+        let config = include_str!("../../../assets/tiny-model/config.json");
+        let files = ModelFiles::of_texts(config, None, &[]).expect("the embedded config");
+        for (sequences, context) in [(1, 0), (3, 100), (32, 4096)] {
+            let case = Case::Decode { sequences, context, steps: 8 };
+            let config = config_of(&files, &[case]);
+            let of = |config| EngineLimits::derive(&files.spec, &config, None).expect("limits");
+            let limits = of(config);
+            let longest = case.longest(5);
+            assert!(limits.device.max_sequences(longest, 0) >= sequences, "{case}");
+            let less = limits.device.arena_bytes() - limits.device.page_bytes;
+            let smaller = EngineConfig { device_memory: MemorySize::Bytes(less), ..config };
+            let fits = EngineLimits::derive(&files.spec, &smaller, None)
+                .is_ok_and(|limits| limits.device.max_sequences(longest, 0) >= sequences);
+            assert!(!fits, "{case} fits in a page less");
+        }
+    }
+
+    fn config_of(files: &ModelFiles, cases: &[Case]) -> EngineConfig {
+        config(files, cases, 5, 1).expect("a config")
+    }
+
+    #[test]
+    fn too_little_memory_is_told_with_what_this_command_can_be_given() {
+        let what = "device 7, host 0, working memory 3".to_owned();
+        let advice = "give --device-memory less".to_owned();
+        let error = advise(EngineError::Memory { needed: 10, what, available: 5, advice });
+        let text = error.to_string();
+        assert!(text.starts_with("10 bytes of memory are needed"), "{text}");
+        assert!(text.ends_with("ask for fewer sequences, or fewer tokens of each"), "{text}");
+    }
+}

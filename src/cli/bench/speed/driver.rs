@@ -1,0 +1,196 @@
+//! Steps an engine through a case and times the rounds of it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use kernels::clock::process_cpu;
+
+use super::case::{Case, WARM_UP_STEPS, prompts};
+use crate::cli::CliError;
+use crate::engine::RequestId;
+use crate::engine::core::Core;
+use crate::engine::executor::CpuExecutor;
+use crate::request::{FinishReason, Request, SamplingParams};
+
+/// Tokens of the untimed prompt before the rounds of a prefill: a step of full size.
+const WARM_UP_TOKENS: usize = 512;
+
+/// An engine's loop, and the sequences that run in it.
+pub struct Driver {
+    core: Core<CpuExecutor>,
+    next_request: u64,
+    /// State of the generator of token ids: the same ones in every run.
+    random: u64,
+    /// Tokens of each sequence, prompt and answer.
+    lengths: HashMap<RequestId, usize>,
+}
+
+/// What a round did.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    /// Prompt tokens computed, or tokens generated.
+    pub tokens: usize,
+    /// CPU time of the process.
+    pub cpu: Duration,
+    /// Time on the wall.
+    pub wall: Duration,
+}
+
+/// What a case gave.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Its rounds.
+    pub rounds: Vec<Round>,
+    /// Mean tokens of the sequences at the first timed step.
+    pub context: f64,
+}
+
+impl Driver {
+    /// Drives `core`, in which nothing runs.
+    pub fn new(core: Core<CpuExecutor>) -> Driver {
+        Driver { core, next_request: 0, random: 0, lengths: HashMap::new() }
+    }
+
+    /// Runs `rounds` rounds of `case`; `bar` moves with them.
+    pub fn measure(
+        &mut self,
+        case: &Case,
+        rounds: usize,
+        bar: &ProgressBar,
+    ) -> Result<Measured, CliError> {
+        let mut done = Vec::with_capacity(rounds);
+        let mut context = 0.0;
+        bar.set_message(case.to_string());
+        match *case {
+            Case::Prefill { tokens } => {
+                self.prefill(tokens.min(WARM_UP_TOKENS))?;
+                for _ in 0..rounds {
+                    done.push(self.prefill(tokens)?);
+                    bar.inc(1);
+                }
+            }
+            Case::Decode { sequences, context: wanted, steps } => {
+                self.fill(sequences, wanted, case.longest(rounds), bar)?;
+                self.decode(WARM_UP_STEPS)?;
+                context = self.lengths.values().sum::<usize>() as f64 / sequences as f64;
+                for _ in 0..rounds {
+                    done.push(self.decode(steps)?);
+                    bar.inc(1);
+                }
+                self.end();
+            }
+        }
+        Ok(Measured { rounds: done, context })
+    }
+
+    /// A prompt of `tokens` tokens, whose last step draws one.
+    fn prefill(&mut self, tokens: usize) -> Result<Round, CliError> {
+        self.submit(tokens, 1)?;
+        let clock = Clock::start();
+        while !self.core.is_idle() {
+            self.step()?;
+        }
+        let round = clock.stop(tokens);
+        self.lengths.clear();
+        Ok(round)
+    }
+
+    /// Starts sequences and computes their prompts.
+    fn fill(
+        &mut self,
+        sequences: usize,
+        context: usize,
+        longest: usize,
+        bar: &ProgressBar,
+    ) -> Result<(), CliError> {
+        let wanted = bar.message();
+        for prompt in prompts(sequences, context) {
+            self.submit(prompt, longest - prompt)?;
+        }
+        let mut waiting: HashSet<RequestId> = self.lengths.keys().copied().collect();
+        while !waiting.is_empty() {
+            for id in self.step()? {
+                waiting.remove(&id);
+            }
+            bar.set_message(format!("{wanted}, {} prompts to compute", waiting.len()));
+        }
+        bar.set_message(wanted);
+        Ok(())
+    }
+
+    /// `steps` steps of all sequences.
+    fn decode(&mut self, steps: usize) -> Result<Round, CliError> {
+        let sequences = self.lengths.len();
+        let clock = Clock::start();
+        for _ in 0..steps {
+            let drawn = self.step()?.len();
+            assert_eq!(drawn, sequences, "every sequence has memory and tokens left");
+        }
+        Ok(clock.stop(steps * sequences))
+    }
+
+    /// Ends all sequences.
+    fn end(&mut self) {
+        self.core.cancel_all();
+        while !self.core.is_idle() {
+            self.core.step();
+        }
+        self.lengths.clear();
+    }
+
+    fn submit(&mut self, prompt: usize, max_tokens: usize) -> Result<(), CliError> {
+        let vocab = self.core.door().vocab_size as u64;
+        let ids = (0..prompt).map(|_| (self.random() % vocab) as u32).collect();
+        let request = Request {
+            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            ignore_eos: true,
+            ..Request::new(ids, max_tokens)
+        };
+        self.core.door().check(&request)?;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        self.core.submit(id, Arc::new(request), 0);
+        self.lengths.insert(id, prompt);
+        Ok(())
+    }
+
+    /// One step; returns who got a token.
+    fn step(&mut self) -> Result<Vec<RequestId>, CliError> {
+        let mut drawn = Vec::new();
+        for (id, event) in self.core.step() {
+            if let Some(FinishReason::Failed(reason)) = event.finish.map(|finish| finish.reason) {
+                return Err(CliError::Failed(reason));
+            }
+            if event.token.is_some() {
+                *self.lengths.get_mut(&id).expect("who draws was submitted") += 1;
+                drawn.push(id);
+            }
+        }
+        Ok(drawn)
+    }
+
+    /// SplitMix64.
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+struct Clock {
+    wall: Instant,
+    cpu: Duration,
+}
+
+impl Clock {
+    fn start() -> Clock {
+        Clock { wall: Instant::now(), cpu: process_cpu() }
+    }
+
+    fn stop(self, tokens: usize) -> Round {
+        Round { tokens, cpu: process_cpu() - self.cpu, wall: self.wall.elapsed() }
+    }
+}

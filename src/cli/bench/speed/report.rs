@@ -1,0 +1,85 @@
+//! What `bench prefill` and `bench decode` print: a table, and one JSON object.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::case::Case;
+use super::driver::{Measured, Round};
+use crate::cli::bench::spread::Spread;
+use crate::cli::bench::system::Machine;
+use crate::cli::output::grouped;
+
+/// The figures of a run. Field names are the keys of the JSON form.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub bench: &'static str,
+    pub model: String,
+    pub machine: Machine,
+    pub threads: usize,
+    pub rounds: usize,
+    /// Weights as their files store them.
+    pub weights_bytes: usize,
+    /// The pool of slots and blocks.
+    pub pool_bytes: usize,
+    /// None where the system does not say.
+    pub peak_rss_bytes: Option<usize>,
+    pub cases: Vec<CaseReport>,
+}
+
+/// The figures of a case.
+#[derive(Debug, Serialize)]
+pub struct CaseReport {
+    #[serde(flatten)]
+    case: Case,
+    /// Mean tokens of the sequences at the first timed step; none in a prefill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_context: Option<f64>,
+    /// Tokens of a round.
+    round_tokens: usize,
+    tokens_per_cpu_second: Spread,
+    tokens_per_wall_second: Spread,
+    /// CPU time over wall time times threads. Threads that wait for work spin for a while, and that
+    /// is CPU time too.
+    busy_share: Spread,
+}
+
+impl CaseReport {
+    /// The figures of `case`, which ran with `threads` threads.
+    pub fn new(case: Case, measured: Measured, threads: usize) -> CaseReport {
+        let Measured { rounds, context } = measured;
+        let spread = |figure: &dyn Fn(&Round) -> f64| {
+            Spread::of(rounds.iter().map(figure).collect()).expect("a case has a round")
+        };
+        // A round shorter than the clock's tick has taken a nanosecond.
+        let seconds = |time: std::time::Duration| time.as_secs_f64().max(1e-9);
+        CaseReport {
+            case,
+            mean_context: matches!(case, Case::Decode { .. }).then_some(context),
+            round_tokens: rounds[0].tokens,
+            tokens_per_cpu_second: spread(&|r| r.tokens as f64 / seconds(r.cpu)),
+            tokens_per_wall_second: spread(&|r| r.tokens as f64 / seconds(r.wall)),
+            busy_share: spread(&|r| seconds(r.cpu) / (seconds(r.wall) * threads as f64)),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "machine    {}", self.machine)?;
+        let weights = grouped(self.weights_bytes);
+        writeln!(f, "model      {}, {weights} bytes of weights", self.model)?;
+        let peak = self.peak_rss_bytes.map_or("unknown".to_owned(), grouped);
+        writeln!(f, "memory     pools {} bytes, peak {peak} bytes", grouped(self.pool_bytes))?;
+        writeln!(f, "threads    {}; {} rounds\n", self.threads, self.rounds)?;
+        let titles = format!("{:>9} {:>9} {:>9}", "min", "median", "max");
+        writeln!(f, "{:<20}{:>29}    {:>29}", "", "tokens per CPU second", "per wall second")?;
+        writeln!(f, "{:<20}{titles}    {titles}   busy %", "")?;
+        for of in &self.cases {
+            let (cpu, wall) = (of.tokens_per_cpu_second, of.tokens_per_wall_second);
+            let (case, busy) = (of.case.to_string(), 100.0 * of.busy_share.median);
+            writeln!(f, "{case:<20}{cpu}    {wall} {busy:>8.1}")?;
+        }
+        Ok(())
+    }
+}
