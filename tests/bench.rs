@@ -82,6 +82,45 @@ fn a_table_is_printed_and_json_goes_to_a_file_beside_it() {
 }
 
 #[test]
+fn a_roofline_tells_of_every_operator_of_a_case() {
+    let args = ["bench", "prefill", "--tokens", "130", "--rounds", "1", "-t", "1", "--roofline"];
+    let report = json(&run(&[&args[..], &["--json"]].concat()));
+    let limits = report["limits"].as_array().expect("limits");
+    assert_eq!((&limits[0]["what"], &limits[0]["threads"]), (&"read".into(), &1.into()));
+    let rows = cases(&report)[0]["roofline"].as_array().expect("operators");
+    let find = |name: &str| rows.iter().find(|row| row["operator"] == name);
+    // Six layers of KDA; of two of MLA the last cell, two rows, is absorbed.
+    for (name, calls) in [("conv", 6), ("kda chunk", 6), ("mla expanded", 2), ("mla absorbed", 2)] {
+        let row = find(name).unwrap_or_else(|| panic!("no {name} in {rows:?}"));
+        assert_eq!(row["calls"], calls, "{row}");
+        assert!(number(&row["operations_per_second"]) > 0.0, "{row}");
+        assert!(number(&row["bytes_per_second"]) > 0.0, "{row}");
+        if !limits.iter().any(|limit| limit["rate"].is_null()) {
+            assert!(number(&row["limit_share"]) > 0.0, "{row}");
+            assert!(["memory", "compute"].contains(&row["limit"].as_str().expect("a limit")));
+        }
+    }
+    assert_eq!(rows.last().expect("some rows")["operator"], "other");
+    let sum: f64 = rows.iter().map(|row| number(&row["share"])).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "shares add up to {sum}");
+    let table = stdout(&run(&args));
+    let row = |line: &&str| line.starts_with("kda chunk ");
+    assert!(table.contains("limits of the machine with 1 threads: read"), "{table}");
+    assert_eq!(table.lines().filter(row).count(), 1, "{table}");
+}
+
+#[test]
+fn a_roofline_of_a_decode_has_its_steps_alone() {
+    let args = ["bench", "decode", "--sequences", "3", "--context", "70", "--steps", "5"];
+    let more = ["--rounds", "1", "-t", "1", "--roofline", "--json"];
+    let decoded = json(&run(&[&args[..], &more].concat()));
+    let generated = cases(&decoded)[0]["roofline"].as_array().expect("operators");
+    let step = generated.iter().find(|row| row["operator"] == "kda step").expect("steps");
+    assert_eq!(step["calls"], 6 * 5, "{step}");
+    assert!(generated.iter().all(|row| row["operator"] != "kda chunk"), "{generated:?}");
+}
+
+#[test]
 fn machine_measures_memory_and_arithmetic_with_one_thread_and_with_many() {
     let args = ["bench", "machine", "--array", "2MiB", "--bursts", "2", "--threads", "2"];
     let report = json(&run(&[&args[..], &["--json"]].concat()));
@@ -110,7 +149,7 @@ fn numbers_that_make_no_sense_are_refused_by_flag() {
     let refused = [
         (&["prefill", "--tokens", "4,0"][..], "--tokens 0: 1 or more"),
         (&["prefill", "--tokens", "8192"], "--tokens 8192: a sequence reaches 8193 tokens"),
-        (&["prefill", "--rounds", "0"], "--rounds 0: 1 or more"),
+        (&["prefill", "--rounds", "0"], "--rounds 0: 1 to 10000"),
         (&["prefill", "--threads", "0"], "--threads 0: 1 to 1024"),
         (&["decode", "--sequences", "1,0"], "--sequences 0: 1 to 1024"),
         (&["decode", "--sequences", "1025"], "--sequences 1025: 1 to 1024"),

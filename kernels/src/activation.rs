@@ -1,6 +1,7 @@
 //! Element-wise functions of the feed-forward parts.
 
 use crate::device::Cpu;
+use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
@@ -64,11 +65,32 @@ enum Function {
     Add,
 }
 
+impl Function {
+    fn name(self) -> &'static str {
+        match self {
+            Function::SiluMul => "silu mul",
+            Function::Sigmoid => "sigmoid",
+            Function::Add => "add",
+        }
+    }
+
+    /// What it takes for so many values.
+    fn work(self, values: usize) -> Work {
+        let (operations, touched) = match self {
+            Function::SiluMul => (1 + SPECIAL, 3),
+            Function::Sigmoid => (SPECIAL, 2),
+            Function::Add => (1, 3),
+        };
+        Work::f32(values * operations, values * touched * size_of::<f32>())
+    }
+}
+
 fn in_place(cpu: &Cpu, mut x: RowsMut<'_>, other: Option<Rows<'_>>, function: Function) {
     if let Some(other) = other {
         assert_eq!((x.count(), x.width()), (other.count(), other.width()), "shapes differ");
     }
     let (count, width, stride) = (x.count(), x.width(), x.stride());
+    let _timed = cpu.meter.time(function.name(), || function.work(count * width));
     let per_task = (TASK_VALUES / width.max(1)).max(1);
     let shards = Shards::new(x.data());
     cpu.gang.run(count.div_ceil(per_task), |_, task| {

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::meter::Meter;
 use crate::simd::Isa;
 use crate::threads::Gang;
 
@@ -13,6 +14,8 @@ pub struct Cpu {
     pub isa: Isa,
     /// The threads kernels share their tasks among.
     pub gang: Gang,
+    /// What operators do, when it is on.
+    pub meter: Meter,
     products: AtomicU64,
 }
 
@@ -25,7 +28,12 @@ impl Cpu {
     /// # Panics
     /// When `threads` is 0.
     pub fn new(isa: Isa, threads: usize) -> io::Result<Cpu> {
-        Ok(Cpu { isa, gang: Gang::new(threads)?, products: AtomicU64::new(0) })
+        Ok(Cpu {
+            isa,
+            gang: Gang::new(threads)?,
+            meter: Meter::default(),
+            products: AtomicU64::new(0),
+        })
     }
 
     /// Matrix products computed so far, each over all rows it was given.

@@ -11,6 +11,7 @@
 //! Isa::run -> Kernel (generic over Simd)     one dispatch table
 //! Gang::run -> tasks on disjoint parts       who computes is chance, what comes out is not
 //! Arena                                      slots and blocks, as byte offsets
+//! Cpu::meter                                 what operators do and how long it takes, if asked
 //! ```
 //!
 //! All `unsafe` of the project is in this crate.
@@ -26,6 +27,7 @@ pub mod gemm;
 pub mod gqa;
 pub mod kda;
 pub mod matrix;
+pub mod meter;
 pub mod mla;
 pub mod moe;
 pub mod norm;

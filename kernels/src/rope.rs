@@ -1,6 +1,7 @@
 //! Rotary positions, in the half-split form, over all or the first channels of a head.
 
 use crate::device::Cpu;
+use crate::meter::Work;
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, store};
 use crate::threads::Shards;
@@ -118,6 +119,10 @@ pub fn rotate(cpu: &Cpu, mut x: RowsMut<'_>, head_dim: usize, angles: Rows<'_>) 
     assert_eq!(x.count(), angles.count());
     assert!(angles.width() <= head_dim && x.width().is_multiple_of(head_dim));
     let (count, width, stride) = (x.count(), x.width(), x.stride());
+    let _timed = cpu.meter.time("rope", || {
+        let rotated = count * width / head_dim * angles.width();
+        Work::f32(3 * rotated, (2 * rotated + count * angles.width()) * size_of::<f32>())
+    });
     let shards = Shards::new(x.data());
     let per_task = (TASK_VALUES / width).max(1);
     cpu.gang.run(count.div_ceil(per_task), |_, task| {

@@ -50,6 +50,11 @@ impl Span {
         self.first_row..self.first_row + self.rows
     }
 
+    /// Pairs of a row in `rows` and a position it sees: its own and all before it.
+    pub(crate) fn seen(&self, rows: std::ops::Range<usize>) -> usize {
+        rows.map(|row| self.start + row + 1).sum()
+    }
+
     /// Position after the last row.
     pub fn end(&self) -> usize {
         self.start + self.rows

@@ -3,6 +3,7 @@
 use super::{MAX_WIDTH, Taps, Windows};
 use crate::arena::ArenaParts;
 use crate::device::Cpu;
+use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::span::{NO_SLOT, Span};
@@ -26,6 +27,11 @@ pub fn conv(cpu: &Cpu, x: Rows<'_>, taps: Taps<'_>, windows: Windows<'_>, mut ou
     let window_bytes = (taps.width - 1) * taps.channels * size_of::<f32>();
     windows.spans.check_part(windows.at, window_bytes);
     let spans = windows.spans.all();
+    let _timed = cpu.meter.time("conv", || {
+        let values = x.count() * taps.channels;
+        let kept = 2 * spans.len() * window_bytes + size_of_val(taps.values);
+        Work::f32(values * (2 * taps.width + SPECIAL), 2 * values * size_of::<f32>() + kept)
+    });
     let runs = taps.channels.div_ceil(RUN);
     let parts = windows.arena.parts();
     let out_stride = out.stride();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Shape;
 use crate::attention::{Paged, Running, TileKeys, Widths, core_scratch, row_tasks};
 use crate::device::Cpu;
+use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd};
@@ -37,6 +38,7 @@ pub fn attend(
     let width = shape.heads * shape.head_dim;
     assert_eq!((q.width(), out.width(), q.count()), (width, width, out.count()));
     assert_eq!(q.count(), paged.spans.rows());
+    let _timed = cpu.meter.time("gqa", || work(shape, q.count(), paged.spans.all()));
     row_tasks(paged.spans.all(), ROWS, |span| 0..span.rows, tasks);
     let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
     let stride = out.stride();
@@ -49,6 +51,16 @@ pub fn attend(
             (&paged.spans.all()[*span], rows.clone(), task % shape.kv_heads);
         cpu.isa.run(Task { shape, q, paged, span, rows, kv_head, scratch, out: shards, stride });
     });
+}
+
+/// Keys and values of each span are read once; a row is scored against all it sees and sums their
+/// values.
+fn work(shape: Shape, rows: usize, spans: &[Span]) -> Work {
+    let pairs: usize = spans.iter().map(|span| span.seen(0..span.rows)).sum();
+    let cached: usize = spans.iter().map(Span::end).sum();
+    let operations = pairs * shape.heads * (4 * shape.head_dim + SPECIAL);
+    let values = 2 * (cached * shape.kv_heads + rows * shape.heads) * shape.head_dim;
+    Work::f32(operations, values * size_of::<f32>())
 }
 
 struct Task<'a> {

@@ -5,6 +5,7 @@ use super::step::{Step, step_scratch};
 use super::{Inputs, Shape, States};
 use crate::arena::ArenaParts;
 use crate::device::Cpu;
+use crate::meter::Work;
 use crate::rows::RowsMut;
 use crate::scratch::Scratch;
 use crate::span::{CELL_LEN, Form, NO_SLOT, Span};
@@ -36,6 +37,7 @@ pub fn kda(
     let state_bytes = shape.value_heads * shape.head_state() * size_of::<f32>();
     states.spans.check_part(states.at, state_bytes);
     let spans = states.spans.all();
+    let _timed = cpu.meter.time(name(spans), || work(&shape, &inputs, spans));
     let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
     let out_stride = out.stride();
     let out = Shards::new(out.data());
@@ -56,6 +58,32 @@ pub fn kda(
             }
         }
     });
+}
+
+/// Prompts and generated tokens are told apart where a batch has only one of them.
+fn name(spans: &[Span]) -> &'static str {
+    let steps = spans.iter().filter(|span| span.form == Form::Step).count();
+    match steps {
+        0 => "kda chunk",
+        _ if steps == spans.len() => "kda step",
+        _ => "kda chunk and step",
+    }
+}
+
+/// Each span's state is read and written once. A row alone decays the state, reads it twice and
+/// writes it; in a chunk it is read twice and written, and half of the chunk's rows are scored by
+/// both inner products, solved for and summed.
+fn work(shape: &Shape, inputs: &Inputs<'_>, spans: &[Span]) -> Work {
+    let (head, widths) = (shape.head_state(), shape.key_dim + shape.value_dim);
+    let operations = spans.iter().map(|span| match span.form {
+        Form::Step => span.rows * 7 * head,
+        Form::Chunk => span.rows * (6 * head + 2 * widths * span.rows.min(CELL_LEN)),
+    });
+    let operations = operations.sum::<usize>() * shape.value_heads;
+    let row = inputs.qkv.width() + inputs.decay.width() + inputs.beta.width();
+    let rows = inputs.qkv.count() * (row + shape.value_heads * shape.value_dim);
+    let states = 2 * spans.len() * shape.value_heads * head;
+    Work::f32(operations, (rows + states) * size_of::<f32>())
 }
 
 /// The output of one head in every row.

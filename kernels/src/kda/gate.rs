@@ -2,6 +2,7 @@
 
 use super::Gate;
 use crate::device::Cpu;
+use crate::meter::{SPECIAL, Work};
 use crate::rows::RowsMut;
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
@@ -16,6 +17,10 @@ pub fn gate(cpu: &Cpu, kind: Gate, a_log: &[f32], bias: &[f32], mut raw: RowsMut
     assert_eq!((bias.len(), raw.width()), (a_log.len() * group, bias.len()));
     let (heads, stride) = (a_log.len(), raw.stride());
     let tasks = raw.count() * heads;
+    let _timed = cpu.meter.time("kda gate", || {
+        let values = tasks * group;
+        Work::f32(values * (2 + SPECIAL), 2 * values * size_of::<f32>())
+    });
     let shards = Shards::new(raw.data());
     // A task is a few heads of a row: enough work to be worth taking.
     let per_task = (2048 / group).max(1);

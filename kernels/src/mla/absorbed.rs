@@ -30,6 +30,14 @@ pub(super) fn attend<E: Element>(
     let shape = job.shape;
     row_tasks(job.paged.spans.all(), ROWS, |span| span.absorbed_from..span.rows, tasks);
     let threads = job.cpu.gang.threads();
+    if tasks.is_empty() {
+        return;
+    }
+    let _timed = job.cpu.meter.time("mla absorbed", || {
+        let projections = 2 * shape.rank * (shape.nope + shape.value_dim);
+        let pair = 2 * (shape.row() + shape.rank);
+        job.work(|span| span.absorbed_from..span.rows, [projections, pair, 0])
+    });
     // With many tasks, larger groups; with few, enough groups to give every thread one.
     let wanted = threads.div_ceil(tasks.len().max(1));
     let heads_per_task = shape.heads.div_ceil(wanted).min(HEADS);

@@ -28,6 +28,14 @@ pub(super) fn attend<E: Element>(
 ) {
     let shape = job.shape;
     row_tasks(job.paged.spans.all(), ROWS, |span| 0..span.absorbed_from, tasks);
+    if tasks.is_empty() {
+        return;
+    }
+    let _timed = job.cpu.meter.time("mla expanded", || {
+        let expansion = 2 * shape.rank * (shape.nope + shape.value_dim);
+        let pair = 2 * (shape.query() + shape.value_dim);
+        job.work(|span| 0..span.absorbed_from, [0, pair, expansion])
+    });
     let scratch = scratch.pieces(job.cpu.gang.threads(), scratch_len(shape));
     let stride = out.stride();
     let shards = Shards::new(out.data());

@@ -23,6 +23,7 @@ use crate::arena::Arena;
 use crate::attention::{Paged, write_rows};
 use crate::device::Cpu;
 use crate::matrix::{Matrix, Values};
+use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::scratch::Scratch;
 use crate::simd::Element;
@@ -131,6 +132,31 @@ impl<E> Clone for Job<'_, E> {
 }
 
 impl<E> Copy for Job<'_, E> {}
+
+impl<E> Job<'_, E> {
+    /// What the rows of each span that `rows` names take: `per_row` operations of a row, `per_pair`
+    /// of a row and a position it sees, and `per_position` of each position, all for one head.
+    /// Cached rows and the up-projection are read once.
+    fn work(
+        &self,
+        rows: impl Fn(&Span) -> Range<usize>,
+        [per_row, per_pair, per_position]: [usize; 3],
+    ) -> Work {
+        let (mut operations, mut values) = (0, size_of_val(self.up) / size_of::<f32>());
+        for span in self.paged.spans.all() {
+            let rows = rows(span);
+            if rows.is_empty() {
+                continue;
+            }
+            let (count, end) = (rows.len(), span.start + rows.end);
+            operations += count * per_row + end * per_position;
+            operations += span.seen(rows) * (per_pair + SPECIAL);
+            values += end * self.shape.row();
+            values += count * self.shape.heads * (self.shape.query() + self.shape.value_dim);
+        }
+        Work::f32(operations * self.shape.heads, values * size_of::<f32>())
+    }
+}
 
 fn forms<E: Element>(
     job: Job<'_, E>,

@@ -2,6 +2,7 @@
 
 use super::{GateKind, L2_EPS, Scale};
 use crate::device::Cpu;
+use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
@@ -18,6 +19,7 @@ pub fn rms_norm(cpu: &Cpu, x: Rows<'_>, scale: Scale<'_>, eps: f32, mut out: Row
     assert_eq!((x.count(), x.width()), (out.count(), out.width()));
     assert_eq!(weights.len(), x.width());
     let (stride, width) = (out.stride(), out.width());
+    let _timed = cpu.meter.time("rms norm", || work(x.count() * width, 4, 2));
     let shards = Shards::new(out.data());
     for_each_row(cpu, x.count(), width, |i| {
         // SAFETY: row i belongs to one task.
@@ -34,6 +36,7 @@ pub fn rms_norm_in_place(cpu: &Cpu, mut x: RowsMut<'_>, scale: Scale<'_>, eps: f
     let (weights, offset) = scale.weights();
     assert_eq!(weights.len(), x.width());
     let (count, stride, width) = (x.count(), x.stride(), x.width());
+    let _timed = cpu.meter.time("rms norm", || work(count * width, 4, 2));
     let shards = Shards::new(x.data());
     for_each_row(cpu, count, width, |i| {
         // SAFETY: row i belongs to one task.
@@ -59,6 +62,7 @@ pub fn rms_norm_gated(
     assert_eq!((x.count(), x.width()), (gate.count(), gate.width()));
     assert_eq!(weights.len(), x.width());
     let (stride, width) = (out.stride(), out.width());
+    let _timed = cpu.meter.time("rms norm gated", || work(x.count() * width, 5 + SPECIAL, 3));
     let shards = Shards::new(out.data());
     for_each_row(cpu, x.count(), width, |i| {
         // SAFETY: row i belongs to one task.
@@ -75,12 +79,18 @@ pub fn rms_norm_gated(
 pub fn l2_norm(cpu: &Cpu, x: Rows<'_>, scale: f32, mut out: RowsMut<'_>) {
     assert_eq!((x.count(), x.width()), (out.count(), out.width()));
     let (stride, width) = (out.stride(), out.width());
+    let _timed = cpu.meter.time("l2 norm", || work(x.count() * width, 3, 2));
     let shards = Shards::new(out.data());
     for_each_row(cpu, x.count(), width, |i| {
         // SAFETY: row i belongs to one task.
         let out = unsafe { shards.slice_mut(i * stride..i * stride + width) };
         cpu.isa.run(L2 { x: x.row(i), scale, out });
     });
+}
+
+/// `values` values with `operations` each, of which `touched` rows are read or written.
+fn work(values: usize, operations: usize, touched: usize) -> Work {
+    Work::f32(values * operations, values * touched * size_of::<f32>())
 }
 
 fn for_each_row(cpu: &Cpu, rows: usize, width: usize, body: impl Fn(usize) + Sync) {

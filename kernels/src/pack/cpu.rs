@@ -10,6 +10,7 @@ use half::bf16;
 use super::{MOST_STEPS, PackedDtype, Packing, Part};
 use crate::arena::{Arena, ArenaParts};
 use crate::device::Cpu;
+use crate::meter::Work;
 use crate::simd::{Kernel, Simd};
 
 /// Packs the slot at byte `source` of `from` to the packed slot at byte `target` of `to`.
@@ -25,6 +26,7 @@ pub fn pack(
     target: usize,
 ) {
     packing.check((from, source), (to, target));
+    let _timed = cpu.meter.time("pack", || work(packing));
     for (part, source, target) in packing.places(source, target) {
         let Part::State { heads, value_dim, key_dim } = part else {
             to.copy_from(target, from, source, part.slot_bytes());
@@ -50,6 +52,12 @@ pub fn pack(
     }
 }
 
+/// About one operation a value, and both slots once.
+fn work(packing: &Packing) -> Work {
+    let (slot, packed) = (packing.slot_bytes(), packing.packed_bytes());
+    Work::f32(slot / size_of::<f32>(), slot + packed)
+}
+
 /// Unpacks the packed slot at byte `source` of `from` to the slot at byte `target` of `to`.
 ///
 /// # Panics
@@ -63,6 +71,7 @@ pub fn unpack(
     target: usize,
 ) {
     packing.check((to, target), (from, source));
+    let _timed = cpu.meter.time("unpack", || work(packing));
     for (part, target, source) in packing.places(target, source) {
         let Part::State { heads, value_dim, key_dim } = part else {
             to.copy_from(target, from, source, part.slot_bytes());

@@ -66,7 +66,7 @@ pub fn run(args: &MachineArgs, isa: Isa) -> Result<(), CliError> {
     let measured = Limits::measure(isa, &counts, args.array, args.bursts, &bar);
     bar.finish_and_clear();
     let machine = Machine::this(isa);
-    let report = Report { machine, array_bytes: args.array, limits: measured?.0 };
+    let report = Report { machine, array_bytes: args.array, limits: measured? };
     let target = JsonTarget::new(args.json.as_deref());
     if target != JsonTarget::Output {
         print(&report.to_string())?;
@@ -113,7 +113,7 @@ pub struct Limit {
 }
 
 /// Figures of the machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Limits(pub Vec<Limit>);
 
 impl Limits {
@@ -158,6 +158,12 @@ impl Limits {
         }
         Ok(Limits(limits))
     }
+
+    /// The median rate per second of `what` with `threads` threads, if it was measured.
+    pub fn per_second(&self, what: &str, threads: usize) -> Option<f64> {
+        let limit = self.0.iter().find(|limit| (limit.what, limit.threads) == (what, threads))?;
+        Some(limit.rate?.median * 1e9)
+    }
 }
 
 fn unit(arithmetic: Arithmetic) -> &'static str {
@@ -200,7 +206,7 @@ fn stretch(len: usize, burst: usize) -> std::ops::Range<usize> {
 struct Report {
     machine: Machine,
     array_bytes: usize,
-    limits: Vec<Limit>,
+    limits: Limits,
 }
 
 impl fmt::Display for Report {
@@ -209,7 +215,7 @@ impl fmt::Display for Report {
         writeln!(f, "arrays     {} bytes each\n", grouped(self.array_bytes))?;
         let titles = format!("{:>9} {:>9} {:>9}", "min", "median", "max");
         writeln!(f, "what   threads {titles}  unit     undisturbed bursts")?;
-        for limit in &self.limits {
+        for limit in &self.limits.0 {
             let rate = limit.rate.map_or(format!("{:>29}", "-"), |rate| rate.to_string());
             let Limit { what, threads, unit, kept, tried, .. } = limit;
             writeln!(f, "{what:<6} {threads:>7} {rate}  {unit:<8} {kept} of {tried}")?;

@@ -6,6 +6,7 @@
 mod case;
 mod driver;
 mod report;
+mod roofline;
 
 use clap::Args;
 use kernels::Isa;
@@ -21,6 +22,10 @@ use crate::models::ModelFiles;
 use case::{Case, MOST_SEQUENCES, step_tokens};
 use driver::Driver;
 use report::{CaseReport, Report};
+use roofline::{Ceiling, Roofline};
+
+/// Most rounds of a case.
+const MOST_ROUNDS: usize = 10_000;
 
 /// Arguments of `bench prefill`.
 #[derive(Debug, Args)]
@@ -56,6 +61,9 @@ pub struct SpeedArgs {
     /// Timed rounds of each case.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: usize,
+    /// Show each operator beside the machine's limits, from one more round.
+    #[arg(long)]
+    pub roofline: bool,
     /// Which model, how it is computed, and what is printed.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -88,17 +96,18 @@ pub fn decode(args: &DecodeArgs, isa: Isa) -> Result<(), CliError> {
 
 fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Result<(), CliError> {
     let (common, rounds) = (&args.common, args.rounds);
-    if rounds == 0 {
-        return Err(CliError::Usage("--rounds 0: 1 or more".to_owned()));
+    if !(1..=MOST_ROUNDS).contains(&rounds) {
+        return Err(CliError::Usage(format!("--rounds {rounds}: 1 to {MOST_ROUNDS}")));
     }
     let threads = common.threads();
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
     let files = Files::open(common.model.as_deref())?.model;
-    check_context(cases, rounds, files.spec.context)?;
+    let all_rounds = rounds + usize::from(args.roofline);
+    check_context(cases, all_rounds, files.spec.context)?;
     let weights_bytes = files.stored_bytes()?.unwrap_or(0);
-    let config = config(&files, cases, rounds, threads)?;
+    let config = config(&files, cases, all_rounds, threads)?;
     let (loading, show) = loading_bar(common.quiet);
     let mut builder = Engine::builder(files).isa(isa).config(config).on_load(show);
     let limits = builder.limits().map_err(advise)?;
@@ -107,12 +116,21 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
     let mut driver = Driver::new(core?);
     let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len} rounds");
     bar.set_length((cases.len() * rounds) as u64);
-    let mut reports = Vec::new();
+    let mut measured = Vec::new();
     for case in cases {
-        let measured = driver.measure(case, rounds, &bar)?;
-        reports.push(CaseReport::new(*case, measured, threads));
+        measured.push((*case, driver.measure(case, rounds, args.roofline, &bar)?));
     }
+    // Before the limits are measured: that takes memory.
+    let peak_rss_bytes = peak_rss_bytes();
+    bar.set_message("limits of the machine");
+    bar.set_position(0);
+    let ceiling = args.roofline.then(|| Ceiling::measure(isa, threads, &bar)).transpose()?;
     bar.finish_and_clear();
+    let reports = measured.into_iter().map(|(case, measured)| {
+        let roofline = measured.metered.as_ref().zip(ceiling.as_ref());
+        let roofline = roofline.map(|(metered, ceiling)| Roofline::new(metered, ceiling));
+        CaseReport::new(case, measured, threads, roofline)
+    });
     let model = common.model.as_ref().map_or("embedded".to_owned(), |p| p.display().to_string());
     let report = Report {
         bench,
@@ -122,8 +140,9 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         rounds,
         weights_bytes,
         pool_bytes: limits.device.arena_bytes(),
-        peak_rss_bytes: peak_rss_bytes(),
-        cases: reports,
+        peak_rss_bytes,
+        cases: reports.collect(),
+        ceiling,
     };
     let target = JsonTarget::new(common.json.as_deref());
     if target != JsonTarget::Output {

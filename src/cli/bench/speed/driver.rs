@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
-use kernels::clock::process_cpu;
+use kernels::clock::{process_cpu, thread_cpu};
 
 use super::case::{Case, WARM_UP_STEPS, prompts};
+use super::roofline::Metered;
 use crate::cli::CliError;
 use crate::engine::RequestId;
 use crate::engine::core::Core;
@@ -45,6 +46,8 @@ pub struct Measured {
     pub rounds: Vec<Round>,
     /// Mean tokens of the sequences at the first timed step.
     pub context: f64,
+    /// What operators did in one more round, if it was asked for.
+    pub metered: Option<Metered>,
 }
 
 impl Driver {
@@ -53,14 +56,17 @@ impl Driver {
         Driver { core, next_request: 0, random: 0, lengths: HashMap::new() }
     }
 
-    /// Runs `rounds` rounds of `case`; `bar` moves with them.
+    /// Runs `rounds` rounds of `case`, and one more with the meter on if `is_metered`; `bar` moves
+    /// with them.
     pub fn measure(
         &mut self,
         case: &Case,
         rounds: usize,
+        is_metered: bool,
         bar: &ProgressBar,
     ) -> Result<Measured, CliError> {
         let mut done = Vec::with_capacity(rounds);
+        let mut metered = None;
         let mut context = 0.0;
         bar.set_message(case.to_string());
         match *case {
@@ -70,19 +76,41 @@ impl Driver {
                     done.push(self.prefill(tokens)?);
                     bar.inc(1);
                 }
+                if is_metered {
+                    metered = Some(self.metered(|driver| driver.prefill(tokens))?);
+                }
             }
             Case::Decode { sequences, context: wanted, steps } => {
-                self.fill(sequences, wanted, case.longest(rounds), bar)?;
+                let longest = case.longest(rounds + usize::from(is_metered));
+                self.fill(sequences, wanted, longest, bar)?;
                 self.decode(WARM_UP_STEPS)?;
                 context = self.lengths.values().sum::<usize>() as f64 / sequences as f64;
                 for _ in 0..rounds {
                     done.push(self.decode(steps)?);
                     bar.inc(1);
                 }
+                if is_metered {
+                    metered = Some(self.metered(|driver| driver.decode(steps))?);
+                }
                 self.end();
             }
         }
-        Ok(Measured { rounds: done, context })
+        Ok(Measured { rounds: done, context, metered })
+    }
+
+    /// Runs a round with the meter on: apart from those that are timed, since it takes time too.
+    fn metered(
+        &mut self,
+        round: impl FnOnce(&mut Driver) -> Result<Round, CliError>,
+    ) -> Result<Metered, CliError> {
+        self.core.executor_mut().cpu().meter.set_on(true);
+        let start = thread_cpu();
+        let done = round(self);
+        let time = thread_cpu() - start;
+        let meter = &self.core.executor_mut().cpu().meter;
+        meter.set_on(false);
+        let totals = meter.take();
+        done.map(|_| Metered { totals, time })
     }
 
     /// A prompt of `tokens` tokens, whose last step draws one.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::case::Case;
 use super::driver::{Measured, Round};
+use super::roofline::{Ceiling, Roofline};
 use crate::cli::bench::spread::Spread;
 use crate::cli::bench::system::Machine;
 use crate::cli::output::grouped;
@@ -25,6 +26,9 @@ pub struct Report {
     /// None where the system does not say.
     pub peak_rss_bytes: Option<usize>,
     pub cases: Vec<CaseReport>,
+    /// What operators are held against, where they are.
+    #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
+    pub ceiling: Option<Ceiling>,
 }
 
 /// The figures of a case.
@@ -42,12 +46,20 @@ pub struct CaseReport {
     /// CPU time over wall time times threads. Threads that wait for work spin for a while, and that
     /// is CPU time too.
     busy_share: Spread,
+    /// Operators beside the machine's limits, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roofline: Option<Roofline>,
 }
 
 impl CaseReport {
     /// The figures of `case`, which ran with `threads` threads.
-    pub fn new(case: Case, measured: Measured, threads: usize) -> CaseReport {
-        let Measured { rounds, context } = measured;
+    pub fn new(
+        case: Case,
+        measured: Measured,
+        threads: usize,
+        roofline: Option<Roofline>,
+    ) -> CaseReport {
+        let Measured { rounds, context, .. } = measured;
         let spread = |figure: &dyn Fn(&Round) -> f64| {
             Spread::of(rounds.iter().map(figure).collect()).expect("a case has a round")
         };
@@ -60,6 +72,7 @@ impl CaseReport {
             tokens_per_cpu_second: spread(&|r| r.tokens as f64 / seconds(r.cpu)),
             tokens_per_wall_second: spread(&|r| r.tokens as f64 / seconds(r.wall)),
             busy_share: spread(&|r| seconds(r.cpu) / (seconds(r.wall) * threads as f64)),
+            roofline,
         }
     }
 }
@@ -79,6 +92,13 @@ impl fmt::Display for Report {
             let (cpu, wall) = (of.tokens_per_cpu_second, of.tokens_per_wall_second);
             let (case, busy) = (of.case.to_string(), 100.0 * of.busy_share.median);
             writeln!(f, "{case:<20}{cpu}    {wall} {busy:>8.1}")?;
+        }
+        let Some(ceiling) = &self.ceiling else { return Ok(()) };
+        writeln!(f, "\nlimits of the machine with {} threads: {}", self.threads, ceiling.text())?;
+        for of in &self.cases {
+            if let Some(roofline) = &of.roofline {
+                write!(f, "\n{}\n{roofline}", of.case)?;
+            }
         }
         Ok(())
     }
