@@ -3,6 +3,7 @@
 use super::strip::{Strip, Weight};
 use crate::device::Cpu;
 use crate::matrix::Values;
+use crate::meter::Work;
 use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
 use crate::threads::Shards;
@@ -27,11 +28,28 @@ fn any_dtype(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>, add: bool)
     assert_eq!((x.width(), out.width()), (w.cols, w.rows), "x or out does not fit the weights");
     assert_eq!(x.count(), out.count(), "x and out do not fit each other");
     cpu.count_product();
+    let _timed = cpu.meter.time(name(x.count()), || work(x, w));
     match w.values {
         Values::F32(values) => product(cpu, x, values, out, add),
         Values::Bf16(values) => product(cpu, x, values, out, add),
         Values::F16(values) => product(cpu, x, values, out, add),
     }
+}
+
+/// One row, and few of them, are bound by the reads of weights.
+fn name(rows: usize) -> &'static str {
+    match rows {
+        0..=1 => "gemm, 1 row",
+        2..=8 => "gemm, 2 to 8 rows",
+        9..=64 => "gemm, 9 to 64 rows",
+        _ => "gemm, above 64 rows",
+    }
+}
+
+fn work(x: Rows<'_>, w: Panels<'_>) -> Work {
+    let (rows, weights) = (x.count(), w.rows * w.cols);
+    let values = rows * (w.rows + w.cols) * size_of::<f32>();
+    Work::f32(2 * rows * weights, weights * w.values.dtype().bytes() + values)
 }
 
 /// Bytes of `x` that a task goes over once per panel: they stay in the second-level cache.

@@ -101,61 +101,33 @@ impl<E: Weight> Strip<E> {
 
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const VECTORS: usize>(&self, s: S, i: usize, j: usize) {
-        let vectors_of_panel = PANEL_LEN / S::LANES;
-        let line = PANEL_LEN * E::INPUTS;
-        let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
+        let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
+        let whole = self.inputs - self.inputs % E::INPUTS;
         // SAFETY: rows i..i + M and the inputs below `inputs` are those the constructor's caller
         // vouched for, and so are all values of the panels from output j on.
         unsafe {
-            let x = self.x.add(i * self.x_stride);
+            let x = std::array::from_fn(|r| self.x.add((i + r) * self.x_stride));
             let mut w = self.w.add(j / PANEL_LEN * panel_values);
             let mut acc = [[s.splat(0.0); VECTORS]; M];
-            let whole = self.inputs - self.inputs % E::INPUTS;
             let mut at = 0;
-            while at < self.inputs {
-                let mut first = [s.splat(0.0); VECTORS];
-                let mut second = [s.splat(0.0); VECTORS];
-                for c in 0..VECTORS {
-                    let w = w.wrapping_add(c / vectors_of_panel * panel_values);
-                    if c % vectors_of_panel == 0 {
-                        s.prefetch(w.cast::<u8>().wrapping_add(AHEAD_BYTES));
-                    }
-                    let part = c % vectors_of_panel * S::LANES * E::INPUTS;
-                    (first[c], second[c]) = E::load(s, w.add(part));
-                }
-                self.input::<S, M, VECTORS>(s, x.add(at), first, &mut acc);
-                if E::INPUTS == 2 && at < whole {
-                    self.input::<S, M, VECTORS>(s, x.add(at + 1), second, &mut acc);
+            while at < whole {
+                let (first, second) = load_line::<S, E, VECTORS>(s, w, panel_values);
+                add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
+                if E::INPUTS == 2 {
+                    add_input::<S, M, VECTORS>(s, &x, at + 1, second, &mut acc);
                 }
                 at += E::INPUTS;
-                w = w.wrapping_add(line);
+                w = w.wrapping_add(PANEL_LEN * E::INPUTS);
+            }
+            if at < self.inputs {
+                let (first, _) = load_line::<S, E, VECTORS>(s, w, panel_values);
+                add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (c, acc) in acc.iter().enumerate() {
                     self.put(s, i + r, j + c * S::LANES, *acc);
                 }
-            }
-        }
-    }
-
-    /// Adds what one input of `M` rows gives.
-    ///
-    /// # Safety
-    /// `x` is valid for reads of a value in each of the rows.
-    #[inline(always)]
-    unsafe fn input<S: Simd, const M: usize, const VECTORS: usize>(
-        &self,
-        s: S,
-        x: *const f32,
-        weights: [S::V; VECTORS],
-        acc: &mut [[S::V; VECTORS]; M],
-    ) {
-        for (r, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            let value = s.splat(unsafe { *x.add(r * self.x_stride) });
-            for (acc, weights) in acc.iter_mut().zip(weights) {
-                *acc = s.fma(value, weights, *acc);
             }
         }
     }
@@ -174,6 +146,54 @@ impl<E: Weight> Strip<E> {
                 let sum = if self.add { s.add(s.load_head(out, n), sum) } else { sum };
                 s.store_head(out, n, sum);
             }
+        }
+    }
+}
+
+/// A line of each panel: the weights of the inputs that lie beside each other.
+///
+/// # Safety
+/// `w` is valid for reads of a line, and so is what lies `panel_values` behind it, for each panel
+/// that the vectors belong to.
+#[inline(always)]
+unsafe fn load_line<S: Simd, E: Weight, const VECTORS: usize>(
+    s: S,
+    w: *const E,
+    panel_values: usize,
+) -> ([S::V; VECTORS], [S::V; VECTORS]) {
+    let vectors_of_panel = PANEL_LEN / S::LANES;
+    let (mut first, mut second) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
+    for c in 0..VECTORS {
+        let line = w.wrapping_add(c / vectors_of_panel * panel_values);
+        if c % vectors_of_panel == 0 {
+            s.prefetch(line.cast::<u8>().wrapping_add(AHEAD_BYTES));
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let part = line.add(c % vectors_of_panel * S::LANES * E::INPUTS);
+            (first[c], second[c]) = E::load(s, part);
+        }
+    }
+    (first, second)
+}
+
+/// Adds what input `at` of each row gives.
+///
+/// # Safety
+/// Each row is valid for a read of that input.
+#[inline(always)]
+unsafe fn add_input<S: Simd, const M: usize, const VECTORS: usize>(
+    s: S,
+    x: &[*const f32; M],
+    at: usize,
+    weights: [S::V; VECTORS],
+    acc: &mut [[S::V; VECTORS]; M],
+) {
+    for (acc, x) in acc.iter_mut().zip(x) {
+        // SAFETY: the caller's promise.
+        let value = s.splat(unsafe { *x.add(at) });
+        for (acc, weights) in acc.iter_mut().zip(weights) {
+            *acc = s.fma(value, weights, *acc);
         }
     }
 }

@@ -4,6 +4,7 @@ use super::Choice;
 use crate::device::Cpu;
 use crate::gemm::strip::{Strip, Weight};
 use crate::matrix::Values;
+use crate::meter::Work;
 use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
@@ -116,6 +117,12 @@ pub fn experts(
         work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
     }
     let groups = Groups { starts: &work.starts, active: &work.active };
+    let _timed = cpu.meter.time("moe experts", || {
+        let expert = 3 * hidden * inter;
+        let weights = groups.active.len() * expert * weights[0].gate.values.dtype().bytes();
+        let rows = 2 * x.count() * hidden * size_of::<f32>();
+        Work::f32(2 * pairs * expert, weights + rows)
+    });
     gate_and_up(cpu, &groups, weights, &work.x[..pairs * hidden], &mut work.gate, &mut work.up);
     let (gate, y) = (&work.gate[..pairs * inter], &mut work.y[..pairs * hidden]);
     down(cpu, &groups, weights, gate, y);
