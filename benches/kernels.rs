@@ -218,8 +218,9 @@ fn latent_attention(c: &mut Criterion) {
     let (arena, tables) = cached(1024, shape.row());
     let up = values(shape.heads * 256 * shape.rank, 1);
     let up = Matrix::new(shape.heads * 256, shape.rank, Values::F32(&up));
+    let packed_up = mla::Up::new(shape, up).expect("memory");
     let mut scratch = Scratch::new(1, mla::scratch_len(shape));
-    let mut tasks = Vec::new();
+    let mut work = mla::Workspace::new(shape, 64);
     for (name, rows, form, absorbed_from) in
         [("expanded", 64, Form::Chunk, 64), ("absorbed", 1, Form::Step, 0)]
     {
@@ -245,7 +246,8 @@ fn latent_attention(c: &mut Criterion) {
         group.bench_function(cpu.isa.name(), |b| {
             b.iter(|| {
                 let out = RowsMut::new(black_box(&mut out), width);
-                mla::attend(&cpu, shape, inputs, paged, &mut scratch, &mut tasks, out);
+                let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
+                mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, out);
             });
         });
     }

@@ -387,6 +387,7 @@ fn mla_matches_the_oracle_in_both_forms() {
         mla::write(shape, (std::slice::from_ref(&span), &tables), all, &mut arena, 0);
         let up = case.values("kv_b_proj");
         let up = Matrix::new(up.len() / shape.rank, shape.rank, Values::F32(up));
+        let packed_up = mla::Up::new(shape, up).expect("memory");
         let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
         let width = shape.heads * shape.value_dim;
         for absorbed_from in [0, t / 2, t] {
@@ -403,8 +404,11 @@ fn mla_matches_the_oracle_in_both_forms() {
                 |cpu, out| {
                     let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
                     scratch.fill(f32::NAN);
-                    let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
-                    mla::attend(cpu, shape, inputs, paged, &mut scratch, tasks, out);
+                    let out = RowsMut::new(out, width);
+                    let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
+                    let mut work = mla::Workspace::new(shape, t);
+                    work.fill(f32::NAN);
+                    mla::attend(cpu, inputs, paged, &mut scratch, &mut work, out);
                 },
             );
         }
@@ -868,6 +872,7 @@ fn attention_over_several_segments_matches_its_definition() {
     let last = 70;
     let q = random.normals(last * shape.heads * shape.query());
     let up = Matrix::new(66, shape.rank, Values::F32(&up));
+    let packed_up = mla::Up::new(shape, up).expect("memory");
     let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
     let spans = [Span { rows: last, start: len - last, absorbed_from: 40, ..span }];
     let spans = Spans::new(&spans, &[], last, 0);
@@ -879,7 +884,9 @@ fn attention_over_several_segments_matches_its_definition() {
         let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
         let mut out = poisoned(last * width);
         let rows = RowsMut::new(&mut out, width);
-        mla::attend(&cpu, shape, inputs, paged, &mut scratch, &mut Vec::new(), rows);
+        let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
+        let mut work = mla::Workspace::new(shape, last);
+        mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
         assert_close(cpu.isa.name(), &out, &expected, 1e-5);
     }
 }

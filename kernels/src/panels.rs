@@ -129,6 +129,33 @@ pub fn pack(matrix: Matrix<'_>, out: &mut [u8]) {
     }
 }
 
+/// As [`pack`] of the transpose of a matrix.
+///
+/// # Panics
+/// As [`pack`].
+pub fn pack_transposed(matrix: Matrix<'_>, out: &mut [u8]) {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    match matrix.values {
+        Values::F32(values) => pack_columns(values, rows, cols, cast_slice_mut(out)),
+        Values::Bf16(values) => pack_columns(values, rows, cols, cast_slice_mut(out)),
+        Values::F16(values) => pack_columns(values, rows, cols, cast_slice_mut(out)),
+    }
+}
+
+/// Each column of the matrix is an output.
+fn pack_columns<E: PanelValue>(values: &[E], rows: usize, cols: usize, out: &mut [E]) {
+    let padded = rows.next_multiple_of(E::INPUTS);
+    assert_eq!(out.len(), cols.next_multiple_of(PANEL_LEN) * padded, "panels of another size");
+    out.fill(E::default());
+    for (input, row) in values.chunks_exact(cols.max(1)).enumerate() {
+        let line = input / E::INPUTS * PANEL_LEN * E::INPUTS + input % E::INPUTS;
+        for (output, value) in row.iter().enumerate() {
+            let panel = output / PANEL_LEN * PANEL_LEN * padded;
+            out[panel + line + output % PANEL_LEN * E::INPUTS] = *value;
+        }
+    }
+}
+
 fn pack_values<E: PanelValue>(values: &[E], rows: usize, cols: usize, out: &mut [E]) {
     let padded = cols.next_multiple_of(E::INPUTS);
     let panel_values = PANEL_LEN * padded;
@@ -210,6 +237,22 @@ mod tests {
                 assert_eq!(all, sum, "padding is zero");
             }
         }
+    }
+
+    #[test]
+    fn packing_the_transpose_is_packing_what_was_transposed() {
+        let (rows, cols) = (17, 21);
+        let at = |row: usize, col: usize| bf16::from_f32((row * cols + col) as f32);
+        let plain: Vec<bf16> = (0..rows * cols).map(|i| at(i / cols, i % cols)).collect();
+        let turned: Vec<bf16> = (0..rows * cols).map(|i| at(i % rows, i / rows)).collect();
+        let turned = PackedMatrix::new(Matrix::new(cols, rows, Values::Bf16(&turned)));
+        let turned = turned.expect("memory");
+        let mut memory = Arena::new(Panels::len(Dtype::Bf16, cols, rows) * 2).expect("memory");
+        let bytes = memory.bytes();
+        memory.values_mut::<u8>(0, bytes).fill(0xff);
+        pack_transposed(Matrix::new(rows, cols, Values::Bf16(&plain)), memory.values_mut(0, bytes));
+        let Values::Bf16(expected) = turned.panels().values else { panic!("bf16") };
+        assert_eq!(memory.values::<bf16>(0, bytes / 2), expected);
     }
 
     #[test]

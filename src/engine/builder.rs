@@ -104,7 +104,7 @@ impl<'p> EngineBuilder<'p> {
         limits: &EngineLimits,
         wrap: impl FnOnce(CpuExecutor) -> E,
     ) -> Result<Core<E>, EngineError> {
-        let model = Model::new(&self.files, self.files.load(&mut self.progress)?);
+        let model = Model::new(&self.files, self.files.load(&mut self.progress)?)?;
         let (cost, executor) = self.executor(model, limits)?;
         let door = self.door(scheduler_limits(limits, cost, &self.files), limits);
         let device = StatePool::new(Tier::Device, limits.device.clone());

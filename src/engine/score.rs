@@ -43,7 +43,7 @@ impl Scorer {
             ..EngineConfig::one_sequence(limit)
         };
         let limits = EngineLimits::of_machine(files, &config)?;
-        let model = Model::new(files, files.load(progress)?);
+        let model = Model::new(files, files.load(progress)?)?;
         let cpu = Cpu::new(isa, threads).map_err(EngineError::Threads)?;
         let executor = limits.executor(cpu, model)?;
         Ok(Scorer { executor, pool: StatePool::new(Tier::Device, limits.device), limit })

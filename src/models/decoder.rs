@@ -8,7 +8,7 @@
 //! ```
 
 use kernels::norm::{Scale, rms_norm};
-use kernels::{Arena, Cpu, Dtype, Panels, Rows, RowsMut, Spans, gemm};
+use kernels::{Arena, ArenaError, Cpu, Dtype, Panels, Rows, RowsMut, Spans, gemm};
 
 use super::batch::{Batch, LogitSource};
 use super::ffn::FfnWeights;
@@ -63,25 +63,30 @@ pub type Observer<'a> = &'a mut dyn FnMut(usize, Rows<'_>);
 impl Model {
     /// Puts loaded weights in their places. Small tensors are widened; matrices stay where they
     /// are.
-    pub fn new(files: &ModelFiles, weights: ModelWeights) -> Model {
+    ///
+    /// # Errors
+    /// When the system refuses the memory of what is stored in another order too.
+    pub fn new(files: &ModelFiles, weights: ModelWeights) -> Result<Model, ArenaError> {
         let spec = files.spec.clone();
-        let layer = |(i, layer): (usize, &super::spec::Layer)| LayerWeights {
-            mixer_norm: weights.vector(Some(i), Part::MixerNorm),
-            mixer: MixerWeights::new(&layer.mixer, i, &weights),
-            ffn_norm: weights.vector(Some(i), Part::FfnNorm),
-            ffn: FfnWeights::new(&layer.ffn, i, &weights),
+        let layer = |(i, layer): (usize, &super::spec::Layer)| {
+            Ok(LayerWeights {
+                mixer_norm: weights.vector(Some(i), Part::MixerNorm),
+                mixer: MixerWeights::new(&layer.mixer, i, &weights)?,
+                ffn_norm: weights.vector(Some(i), Part::FfnNorm),
+                ffn: FfnWeights::new(&layer.ffn, i, &weights),
+            })
         };
         let embedding = weights.tensor(None, Part::Embedding);
         let head = if spec.tied_head { embedding } else { weights.tensor(None, Part::Head) };
-        Model {
-            layers: spec.layers.iter().enumerate().map(layer).collect(),
+        Ok(Model {
+            layers: spec.layers.iter().enumerate().map(layer).collect::<Result<_, ArenaError>>()?,
             layout: Model::layout_of(&spec),
             final_norm: weights.vector(None, Part::FinalNorm),
             spec,
             weights,
             embedding,
             head,
-        }
+        })
     }
 
     /// Where the memory of a model lies in slots and blocks, before its weights are there.

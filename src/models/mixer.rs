@@ -1,7 +1,7 @@
 //! The mixers of a layer: projections around the kernels of `kda`, `mla` and `gqa`.
 
 use kernels::norm::{GateKind, Scale, rms_norm_gated, rms_norm_in_place};
-use kernels::{Paged, Rows, RowsMut, activation, conv, gemm, gqa, kda, mla, rope};
+use kernels::{ArenaError, Paged, Rows, RowsMut, activation, conv, gemm, gqa, kda, mla, rope};
 
 use super::decoder::Step;
 use super::files::ModelWeights;
@@ -19,12 +19,16 @@ pub(super) enum MixerWeights {
 }
 
 impl MixerWeights {
-    pub(super) fn new(mixer: &Mixer, layer: usize, weights: &ModelWeights) -> MixerWeights {
-        match mixer {
+    pub(super) fn new(
+        mixer: &Mixer,
+        layer: usize,
+        weights: &ModelWeights,
+    ) -> Result<MixerWeights, ArenaError> {
+        Ok(match mixer {
             Mixer::Kda(kda) => MixerWeights::Kda(Box::new(KdaWeights::new(kda, layer, weights))),
-            Mixer::Mla(mla) => MixerWeights::Mla(Box::new(MlaWeights::new(mla, layer, weights))),
+            Mixer::Mla(mla) => MixerWeights::Mla(Box::new(MlaWeights::new(mla, layer, weights)?)),
             Mixer::Gqa(gqa) => MixerWeights::Gqa(Box::new(GqaWeights::new(gqa, layer, weights))),
-        }
+        })
     }
 
     /// `x += mixer(normed)`.
@@ -150,21 +154,21 @@ pub(super) struct MlaWeights {
     query: Tensor,
     latent_down: Tensor,
     latent_norm: Vec<f32>,
-    latent_up: Tensor,
+    latent_up: mla::Up,
     output: Tensor,
 }
 
 impl MlaWeights {
-    fn new(mla: &Mla, layer: usize, weights: &ModelWeights) -> MlaWeights {
+    fn new(mla: &Mla, layer: usize, weights: &ModelWeights) -> Result<MlaWeights, ArenaError> {
         let tensor = |part| weights.tensor(Some(layer), part);
-        MlaWeights {
+        Ok(MlaWeights {
             shape: mla.clone(),
             query: tensor(Part::Query),
             latent_down: tensor(Part::LatentDown),
             latent_norm: weights.vector(Some(layer), Part::LatentNorm),
-            latent_up: tensor(Part::LatentUp),
+            latent_up: mla::Up::new(mla.shape(), weights.matrix(&tensor(Part::LatentUp)))?,
             output: tensor(Part::Output),
-        }
+        })
     }
 
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
@@ -183,12 +187,11 @@ impl MlaWeights {
         rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
         mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, at);
-        let inputs =
-            mla::Inputs { q: Rows::new(q, queries), up: step.weights.matrix(&self.latent_up) };
+        let inputs = mla::Inputs { q: Rows::new(q, queries), up: &self.latent_up };
         let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
         let values = shape.heads * shape.value_dim;
         let out = RowsMut::new(rows(&mut work.attended, count, values), values);
-        mla::attend(cpu, shape, inputs, paged, &mut work.scratch, &mut work.tasks, out);
+        mla::attend(cpu, inputs, paged, &mut work.scratch, &mut work.mla, out);
         (&self.output, values)
     }
 }

@@ -44,6 +44,7 @@ pub struct Workspace {
     /// Scratch of kernels, and their list of tasks.
     pub(super) scratch: Scratch,
     pub(super) tasks: Vec<(usize, Range<usize>)>,
+    pub(super) mla: mla::Workspace,
     /// Angles of the batch's rows, for each rotation the model has.
     pub(super) angles: Vec<(Rope, Vec<f32>)>,
     /// Hidden rows that logits are asked for, and the logits.
@@ -81,6 +82,7 @@ impl Workspace {
             scratch: Scratch::new(threads, widths.scratch),
             // A task has at least one row.
             tasks: Vec::with_capacity(most_rows),
+            mla: widths.mla.map_or_else(Default::default, |s| mla::Workspace::new(s, most_rows)),
             angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
             logits: Vec::new(),
@@ -106,6 +108,7 @@ impl Workspace {
         let logits = logit_rows.saturating_mul(spec.hidden + spec.vocab_size);
         let values = most_rows.saturating_mul(row).saturating_add(logits);
         let values = values.saturating_add(threads.saturating_mul(w.scratch));
+        let values = values.saturating_add(w.mla.map_or(0, mla::Workspace::len));
         values.saturating_mul(size_of::<f32>())
     }
 
@@ -132,6 +135,7 @@ impl Workspace {
             buffer.fill(f32::NAN);
         }
         self.scratch.fill(f32::NAN);
+        self.mla.fill(f32::NAN);
         if let Some(experts) = &mut self.experts {
             experts.fill(f32::NAN);
         }
@@ -185,6 +189,8 @@ struct Widths {
     top_k: usize,
     expert_inter: usize,
     scratch: usize,
+    /// All MLA layers have one shape.
+    mla: Option<mla::Shape>,
 }
 
 impl Widths {
@@ -200,6 +206,9 @@ impl Widths {
                 raise(&mut widest.inner, kda.inner());
                 raise(&mut widest.narrow, kda.head_dim);
                 raise(&mut widest.heads, kda.heads);
+            }
+            if let Mixer::Mla(mla) = &layer.mixer {
+                widest.mla = Some(mla.shape());
             }
             match &layer.ffn {
                 Ffn::Dense { inter } => raise(&mut widest.ffn, *inter),

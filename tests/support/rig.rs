@@ -53,7 +53,7 @@ impl Rig {
     /// An engine room for the model in `files`, all its memory poisoned.
     pub fn new(files: &ModelFiles, setting: Setting) -> Rig {
         let weights = files.load(&mut |_, _| {}).expect("the weights are sound");
-        let model = Model::new(files, weights);
+        let model = Model::new(files, weights).expect("memory");
         let (layout, grid) = (model.layout(), model.spec().grid());
         let sizes = TierSizes {
             slot_bytes: layout.slot_bytes,

@@ -1,8 +1,7 @@
 //! The fast form: strips of the product shared among the threads.
 
-use super::strip::{Strip, Weight};
+use super::strip::Multiply;
 use crate::device::Cpu;
-use crate::matrix::Values;
 use crate::meter::Work;
 use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
@@ -29,11 +28,7 @@ fn any_dtype(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>, add: bool)
     assert_eq!(x.count(), out.count(), "x and out do not fit each other");
     cpu.count_product();
     let _timed = cpu.meter.time(name(x.count()), || work(x, w));
-    match w.values {
-        Values::F32(values) => product(cpu, x, values, out, add),
-        Values::Bf16(values) => product(cpu, x, values, out, add),
-        Values::F16(values) => product(cpu, x, values, out, add),
-    }
+    product(cpu, x, w, out, add);
 }
 
 /// One row, and few of them, are bound by the reads of weights.
@@ -79,29 +74,26 @@ impl Cut {
     }
 }
 
-fn product<E: Weight>(cpu: &Cpu, x: Rows<'_>, w: &[E], mut out: RowsMut<'_>, add: bool) {
-    let (rows, outputs, inputs) = (x.count(), out.width(), x.width());
+fn product(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, mut out: RowsMut<'_>, add: bool) {
+    let (rows, outputs) = (x.count(), out.width());
     if rows == 0 || outputs == 0 {
         return;
     }
-    let panel_values = inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
     let panels = outputs.div_ceil(PANEL_LEN);
-    assert_eq!(w.len(), panels * panel_values, "w has other panels");
-    let cut = Cut::new(cpu, rows, panels, inputs);
+    let cut = Cut::new(cpu, rows, panels, x.width());
     let (row_tasks, panel_tasks) = (rows.div_ceil(cut.rows), panels.div_ceil(cut.panels));
     let out_stride = out.stride();
     let out = Shards::new(out.data());
     cpu.gang.run(row_tasks * panel_tasks, |_, task| {
-        let (i, panel) = (task % row_tasks * cut.rows, task / row_tasks * cut.panels);
-        let j = panel * PANEL_LEN;
-        let shape = (cut.rows.min(rows - i), (cut.panels * PANEL_LEN).min(outputs - j), inputs);
-        // SAFETY: rows i.. and outputs j.. of the shape lie inside x, w and out, whose shapes were
-        // compared above; tasks have disjoint outputs, and only these are touched.
-        let strip = unsafe {
+        let (i, j) = (task % row_tasks * cut.rows, task / row_tasks * cut.panels * PANEL_LEN);
+        let (rows, outputs) = (cut.rows.min(rows - i), (cut.panels * PANEL_LEN).min(outputs - j));
+        // SAFETY: rows i.. and outputs j.. lie inside x, w and out, whose shapes were compared
+        // above; tasks have disjoint outputs, and only these are touched.
+        let multiply = unsafe {
             let x = (x.data().as_ptr().add(i * x.stride()), x.stride());
             let out = (out.as_mut_ptr().add(i * out_stride + j), out_stride);
-            Strip::new(shape, x, w.as_ptr().add(panel * panel_values), out, add)
+            Multiply::new(rows, x, w.slice_rows(j, outputs), out, add)
         };
-        cpu.isa.run(strip);
+        cpu.isa.run(multiply);
     });
 }

@@ -5,14 +5,15 @@
 
 use half::{bf16, f16};
 
-use crate::panels::{PANEL_LEN, PanelValue};
+use crate::matrix::Values;
+use crate::panels::{PANEL_LEN, PanelValue, Panels};
 use crate::simd::{Kernel, Simd};
 
 /// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
 const AHEAD_BYTES: usize = 2048;
 
 /// A stored value that panels of weights are made of.
-pub(crate) trait Weight: PanelValue + Send + Sync + 'static {
+trait Weight: PanelValue + Send + Sync + 'static {
     /// The weights of `LANES` outputs for the inputs that lie beside each other; the second vector
     /// counts where these are two.
     ///
@@ -47,8 +48,64 @@ impl Weight for bf16 {
     }
 }
 
-/// `out = x wᵀ`, or `out += x wᵀ`, for some rows and some panels.
-pub(crate) struct Strip<E> {
+/// `out = x wᵀ`, or `out += x wᵀ`, for some rows and all outputs of a matrix in panels.
+pub(crate) struct Multiply<'w> {
+    rows: usize,
+    x: (*const f32, usize),
+    w: Panels<'w>,
+    out: (*mut f32, usize),
+    add: bool,
+}
+
+impl<'w> Multiply<'w> {
+    /// `rows` rows of `x` against `w`; pointers come with the values from one row to the next.
+    ///
+    /// # Safety
+    /// Rows `0..rows` of `x` are valid for reads of `w.cols` values, rows `0..rows` of `out` for
+    /// writes of `w.rows` values, reads too when `add`, and nothing else uses `out` meanwhile.
+    #[inline(always)]
+    pub(crate) unsafe fn new(
+        rows: usize,
+        x: (*const f32, usize),
+        w: Panels<'w>,
+        out: (*mut f32, usize),
+        add: bool,
+    ) -> Self {
+        Multiply { rows, x, w, out, add }
+    }
+
+    #[inline(always)]
+    fn strip<E: Weight>(&self, w: &[E]) -> Strip<E> {
+        Strip {
+            rows: self.rows,
+            outputs: self.w.rows,
+            inputs: self.w.cols,
+            x: self.x.0,
+            x_stride: self.x.1,
+            w: w.as_ptr(),
+            out: self.out.0,
+            out_stride: self.out.1,
+            add: self.add,
+        }
+    }
+}
+
+impl Kernel for Multiply<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.w.values {
+            Values::F32(w) => s.vectorize(self.strip(w)),
+            Values::Bf16(w) => s.vectorize(self.strip(w)),
+            Values::F16(w) => s.vectorize(self.strip(w)),
+        }
+    }
+}
+
+/// A [`Multiply`] of one type of weights: it is `Panels::new`'s promise that `w` holds all values
+/// of the panels of `outputs` outputs.
+struct Strip<E> {
     rows: usize,
     outputs: usize,
     inputs: usize,
@@ -61,23 +118,6 @@ pub(crate) struct Strip<E> {
 }
 
 impl<E: Weight> Strip<E> {
-    /// `rows` rows of `x`, `inputs` long, against `outputs` outputs whose panels begin at `w`.
-    ///
-    /// # Safety
-    /// Rows `0..rows` of `x` are valid for reads of `inputs` values, `w` for reads of all values of
-    /// the panels of `outputs` outputs, rows `0..rows` of `out` for writes of `outputs` values,
-    /// reads too when `add`, and nothing else uses `out` meanwhile.
-    #[inline(always)]
-    pub(crate) unsafe fn new(
-        (rows, outputs, inputs): (usize, usize, usize),
-        (x, x_stride): (*const f32, usize),
-        w: *const E,
-        (out, out_stride): (*mut f32, usize),
-        add: bool,
-    ) -> Self {
-        Strip { rows, outputs, inputs, x, x_stride, w, out, out_stride, add }
-    }
-
     /// All rows against `VECTORS` vectors of outputs, from output `j` on, the first of a panel.
     #[inline(always)]
     fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize) {
@@ -104,8 +144,8 @@ impl<E: Weight> Strip<E> {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
         let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
         let whole = self.inputs - self.inputs % E::INPUTS;
-        // SAFETY: rows i..i + M and the inputs below `inputs` are those the constructor's caller
-        // vouched for, and so are all values of the panels from output j on.
+        // SAFETY: rows i..i + M and the inputs below `inputs` are those that
+        // `Multiply::new`'s caller vouched for; the panels from output j on are whole.
         unsafe {
             let x = std::array::from_fn(|r| self.x.add((i + r) * self.x_stride));
             let mut w = self.w.add(j / PANEL_LEN * panel_values);
@@ -136,7 +176,7 @@ impl<E: Weight> Strip<E> {
     #[inline(always)]
     fn put<S: Simd>(&self, s: S, i: usize, j: usize, sum: S::V) {
         let n = self.outputs.saturating_sub(j);
-        // SAFETY: row i and outputs below `outputs` are those the constructor's caller vouched for.
+        // SAFETY: row i and outputs below `outputs` are those of `Multiply::new`.
         unsafe {
             let out = self.out.wrapping_add(i * self.out_stride + j);
             if n >= S::LANES {

@@ -174,15 +174,21 @@ impl<E: Element> Nn<E> {
     /// `N` vectors of columns from `j` on, all rows.
     #[inline(always)]
     fn strip<S: Simd, const N: usize>(&self, s: S, j: usize) {
-        let mut i = 0;
-        while i < self.m {
-            match self.m - i {
+        // Pieces of nearly equal height, of which the registers hold all sums.
+        let most = if N == 4 { 5 } else { 6 };
+        let mut left = self.m;
+        while left > 0 {
+            let height = left.div_ceil(left.div_ceil(most));
+            let i = self.m - left;
+            match height {
                 1 => self.tile::<S, 1, N>(s, i, j),
                 2 => self.tile::<S, 2, N>(s, i, j),
                 3 => self.tile::<S, 3, N>(s, i, j),
-                _ => self.tile::<S, 4, N>(s, i, j),
+                4 => self.tile::<S, 4, N>(s, i, j),
+                5 => self.tile::<S, 5, N>(s, i, j),
+                _ => self.tile::<S, 6, N>(s, i, j),
             }
-            i += 4;
+            left -= height;
         }
     }
 

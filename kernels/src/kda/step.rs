@@ -91,6 +91,7 @@ pub(super) fn decay_row<S: Simd>(
     }
 }
 
+/// A row's pass over the state of a head.
 struct Pass<'a> {
     dk: usize,
     beta: f32,
@@ -102,48 +103,120 @@ struct Pass<'a> {
     out: &'a mut [f32],
 }
 
+/// Part of `N` value rows of the state: `n` key channels from `at` on.
+struct Part<const N: usize> {
+    source: *const f32,
+    target: *mut f32,
+    /// Values from one row to the next.
+    dk: usize,
+    at: usize,
+    n: usize,
+}
+
 impl Pass<'_> {
     /// `N` value rows of the state at once, so that their sums overlap.
     #[inline(always)]
     fn value_rows<S: Simd, const N: usize>(&mut self, s: S, v: usize) {
         let dk = self.dk;
         let [q, k, decay] = self.vectors;
+        let rows = v * dk..(v + N) * dk;
+        let target = self.target[rows.clone()].as_mut_ptr();
+        let source = self.source.map_or(target.cast_const(), |source| source[rows].as_ptr());
+        let whole = dk - dk % S::LANES;
+        let part = |at, n| Part { source, target, dk, at, n };
         let mut sums = [s.splat(0.0); N];
-        let mut at = 0;
-        while at < dk {
-            let n = (dk - at).min(S::LANES);
-            let (factor, key) = (load(s, &decay[at..], n), load(s, &k[at..], n));
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let place = (v + i) * dk + at;
-                let old = match self.source {
-                    Some(source) => load(s, &source[place..], n),
-                    None => load(s, &self.target[place..], n),
-                };
-                let decayed = s.mul(old, factor);
-                *sum = s.fma(decayed, key, *sum);
-                store(s, &mut self.target[place..], n, decayed);
+        // SAFETY: `source` and `target` hold N rows of dk values, by the slices above; parts end
+        // at dk.
+        unsafe {
+            for at in (0..whole).step_by(S::LANES) {
+                part(at, S::LANES).read(s, [k, decay], &mut sums);
             }
-            at += n;
+            if whole < dk {
+                part(whole, dk - whole).read(s, [k, decay], &mut sums);
+            }
         }
-        let mut writes = [0.0; N];
+        let mut writes = [s.splat(0.0); N];
         for (i, write) in writes.iter_mut().enumerate() {
-            *write = self.beta * (self.values[v + i] - s.sum(sums[i]));
+            *write = s.splat(self.beta * (self.values[v + i] - s.sum(sums[i])));
         }
         sums = [s.splat(0.0); N];
-        let mut at = 0;
-        while at < dk {
-            let n = (dk - at).min(S::LANES);
-            let (query, key) = (load(s, &q[at..], n), load(s, &k[at..], n));
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let place = (v + i) * dk + at;
-                let new = s.fma(s.splat(writes[i]), key, load(s, &self.target[place..], n));
-                *sum = s.fma(new, query, *sum);
-                store(s, &mut self.target[place..], n, new);
+        // SAFETY: as above.
+        unsafe {
+            for at in (0..whole).step_by(S::LANES) {
+                part(at, S::LANES).write(s, [q, k, decay], &writes, &mut sums);
             }
-            at += n;
+            if whole < dk {
+                part(whole, dk - whole).write(s, [q, k, decay], &writes, &mut sums);
+            }
         }
         for (i, sum) in sums.iter().enumerate() {
             self.out[v + i] = s.sum(*sum);
         }
     }
+}
+
+impl<const N: usize> Part<N> {
+    /// Adds what the decayed state gives for the key.
+    ///
+    /// # Safety
+    /// `source` is valid for reads of channels `at..at + n` of N rows.
+    #[inline(always)]
+    unsafe fn read<S: Simd>(&self, s: S, [k, decay]: [&[f32]; 2], sums: &mut [S::V; N]) {
+        let (key, factor) = (load(s, &k[self.at..], self.n), load(s, &decay[self.at..], self.n));
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let place = self.source.wrapping_add(i * self.dk + self.at);
+            // The rows behind these come next.
+            s.prefetch(place.wrapping_add(N * self.dk));
+            // SAFETY: the caller's promise.
+            let old = unsafe { load_at(s, place, self.n) };
+            *sum = s.fma(s.mul(old, factor), key, *sum);
+        }
+    }
+
+    /// Decays the state, adds what the row writes, and adds up what it gives for the query.
+    ///
+    /// # Safety
+    /// As [`Part::read`], and `target` is valid for writes of the same.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(
+        &self,
+        s: S,
+        [q, k, decay]: [&[f32]; 3],
+        writes: &[S::V; N],
+        sums: &mut [S::V; N],
+    ) {
+        let [query, key, factor] = [q, k, decay].map(|x| &x[self.at..]);
+        let (query, key) = (load(s, query, self.n), load(s, key, self.n));
+        let factor = load(s, factor, self.n);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let place = i * self.dk + self.at;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let old = load_at(s, self.source.add(place), self.n);
+                let new = s.fma(writes[i], key, s.mul(old, factor));
+                *sum = s.fma(new, query, *sum);
+                store_at(s, self.target.add(place), self.n, new);
+            }
+        }
+    }
+}
+
+/// The first `n <= LANES` values at `p` as lanes, the rest zero.
+///
+/// # Safety
+/// `p` is valid for reads of `n` values.
+#[inline(always)]
+unsafe fn load_at<S: Simd>(s: S, p: *const f32, n: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe { if n == S::LANES { s.load(p) } else { s.load_head(p, n) } }
+}
+
+/// Writes the first `n <= LANES` lanes to `p`.
+///
+/// # Safety
+/// `p` is valid for writes of `n` values.
+#[inline(always)]
+unsafe fn store_at<S: Simd>(s: S, p: *mut f32, n: usize, v: S::V) {
+    // SAFETY: the caller's promise.
+    unsafe { if n == S::LANES { s.store(p, v) } else { s.store_head(p, n, v) } }
 }

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use super::{Job, Shape};
 use crate::attention::{Running, TileKeys, Widths, core_scratch, row_tasks};
-use crate::gemm::tile::Nt;
+use crate::gemm::strip::Multiply;
+use crate::panels::Panels;
 use crate::rows::RowsMut;
 use crate::scratch::{Scratch, take};
-use crate::simd::{Element, Kernel, Simd};
+use crate::simd::{Kernel, Simd};
 use crate::span::{BLOCK_LEN, Span};
 use crate::threads::Shards;
 
@@ -20,8 +21,8 @@ pub(super) fn scratch_len(shape: Shape) -> usize {
 }
 
 /// One task per head and up to 512 rows of a span.
-pub(super) fn attend<E: Element>(
-    job: Job<'_, E>,
+pub(super) fn attend(
+    job: Job<'_>,
     scratch: &mut Scratch,
     tasks: &mut Vec<(usize, Range<usize>)>,
     out: &mut RowsMut<'_>,
@@ -48,8 +49,8 @@ pub(super) fn attend<E: Element>(
     });
 }
 
-struct Task<'a, E> {
-    job: Job<'a, E>,
+struct Task<'a> {
+    job: Job<'a>,
     span: &'a Span,
     rows: Range<usize>,
     head: usize,
@@ -58,7 +59,7 @@ struct Task<'a, E> {
     stride: usize,
 }
 
-impl<E: Element> Kernel for Task<'_, E> {
+impl Kernel for Task<'_> {
     type Out = ();
 
     #[inline(always)]
@@ -80,7 +81,7 @@ impl<E: Element> Kernel for Task<'_, E> {
             let at = block * BLOCK_LEN;
             let len = BLOCK_LEN.min(running.end() - at);
             let latents = self.job.paged.block(self.span, block, 0, len * shape.row());
-            let up = &self.job.up[self.head * shape.up() * shape.rank..];
+            let up = [self.job.up.keys(self.head), self.job.up.values(self.head)];
             expand(s, shape, latents, up, keys, values);
             let tile = TileKeys { keys, key_stride: dq, values, value_stride: dv };
             running.tile(s, at, tile);
@@ -97,25 +98,25 @@ impl<E: Element> Kernel for Task<'_, E> {
 
 /// Keys `[up_k ĉ | shared]` and values `up_v ĉ` of one head for the rows of a tile.
 #[inline(always)]
-fn expand<S: Simd, E: Element>(
+fn expand<S: Simd>(
     s: S,
     shape: Shape,
     latents: &[f32],
-    up: &[E],
+    [up_keys, up_values]: [Panels<'_>; 2],
     keys: &mut [f32],
     values: &mut [f32],
 ) {
     let (row, rank, dq, dv) = (shape.row(), shape.rank, shape.query(), shape.value_dim);
     let rows = latents.len() / row;
-    assert!(rows <= BLOCK_LEN && up.len() >= shape.up() * rank);
-    // SAFETY: `latents` is `rows` rows, `up` holds nope + value rows of `rank` by the assertion,
-    // `keys` and `values` hold 64 rows.
+    assert!(rows <= BLOCK_LEN && up_keys.cols == rank && up_values.cols == rank);
+    assert!((up_keys.rows, up_values.rows) == (shape.nope, dv));
+    assert!(keys.len() >= rows * dq && values.len() >= rows * dv);
+    let latent_rows = (latents.as_ptr(), row);
+    // SAFETY: `latents` is `rows` rows of `row >= rank` values, `keys` and `values` hold as many
+    // rows of `dq >= nope` and `dv` values by the assertions.
     unsafe {
-        let latents = (latents.as_ptr(), row);
-        let k = (keys.as_mut_ptr(), dq);
-        s.vectorize(Nt::new((rows, shape.nope, rank), latents, (up.as_ptr(), rank), k, false));
-        let up = (up.as_ptr().add(shape.nope * rank), rank);
-        s.vectorize(Nt::new((rows, dv, rank), latents, up, (values.as_mut_ptr(), dv), false));
+        Multiply::new(rows, latent_rows, up_keys, (keys.as_mut_ptr(), dq), false).run(s);
+        Multiply::new(rows, latent_rows, up_values, (values.as_mut_ptr(), dv), false).run(s);
     }
     for (key, latent) in keys.chunks_exact_mut(dq).zip(latents.chunks_exact(row)) {
         key[shape.nope..].copy_from_slice(&latent[rank..]);

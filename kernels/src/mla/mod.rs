@@ -16,17 +16,18 @@
 mod absorbed;
 mod expanded;
 pub mod naive;
+mod up;
+
+pub use up::Up;
 
 use std::ops::Range;
 
 use crate::arena::Arena;
 use crate::attention::{Paged, write_rows};
 use crate::device::Cpu;
-use crate::matrix::{Matrix, Values};
 use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
 use crate::scratch::Scratch;
-use crate::simd::Element;
 use crate::span::Span;
 
 /// Heads and widths.
@@ -83,57 +84,82 @@ pub fn write(
 
 /// Queries and weights of one layer.
 #[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, W> {
     /// `[rows][heads * (nope + rope)]`.
     pub q: Rows<'a>,
-    /// The up-projection.
-    pub up: Matrix<'a>,
+    /// The up-projection: [`&Up`](Up), or a [`Matrix`](crate::Matrix) for the definition.
+    pub up: W,
+}
+
+/// Working memory of [`attend`] that its threads share, made once.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// Spans, and some of their rows.
+    tasks: Vec<(usize, Range<usize>)>,
+    /// Queries in the latent space, `[row][head][rank + rope]`.
+    queries: Vec<f32>,
+    /// Attended latents, `[row][head][rank]`.
+    attended: Vec<f32>,
+}
+
+impl Workspace {
+    /// For layers of this shape, and batches of up to `most_rows` rows.
+    pub fn new(shape: Shape, most_rows: usize) -> Workspace {
+        let (queries, attended) = absorbed::shared_len(shape);
+        Workspace {
+            // A task has at least one row.
+            tasks: Vec::with_capacity(most_rows),
+            queries: vec![0.0; queries],
+            attended: vec![0.0; attended],
+        }
+    }
+
+    /// Values of a workspace for layers of this shape.
+    pub fn len(shape: Shape) -> usize {
+        let (queries, attended) = absorbed::shared_len(shape);
+        queries + attended
+    }
+
+    /// Overwrites all values: tests poison what kernels must not rely on.
+    pub fn fill(&mut self, value: f32) {
+        self.queries.fill(value);
+        self.attended.fill(value);
+    }
 }
 
 /// Attends every row of every span, in the form its span says; `out` is `[rows][heads * value]`.
-/// `tasks` is reused from call to call.
 ///
 /// # Panics
-/// When the shapes do not fit or `scratch` is too small.
+/// When the shapes do not fit, or `scratch` or `work` is too small.
 pub fn attend(
     cpu: &Cpu,
-    shape: Shape,
-    inputs: Inputs<'_>,
+    inputs: Inputs<'_, &Up>,
     paged: Paged<'_>,
     scratch: &mut Scratch,
-    tasks: &mut Vec<(usize, Range<usize>)>,
+    work: &mut Workspace,
     mut out: RowsMut<'_>,
 ) {
     let Inputs { q, up } = inputs;
+    let shape = up.shape();
     assert_eq!(q.width(), shape.heads * shape.query());
-    assert_eq!((up.rows, up.cols), (shape.heads * shape.up(), shape.rank));
     assert_eq!((out.count(), out.width()), (q.count(), shape.heads * shape.value_dim));
     assert_eq!(q.count(), paged.spans.rows());
-    match up.values {
-        Values::F32(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
-        Values::Bf16(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
-        Values::F16(up) => forms(Job { cpu, shape, q, up, paged }, scratch, tasks, &mut out),
-    }
+    let job = Job { cpu, shape, q, up, paged };
+    expanded::attend(job, scratch, &mut work.tasks, &mut out);
+    absorbed::attend(job, scratch, work, &mut out);
 }
 
 /// What the tasks of both forms share.
-struct Job<'a, E> {
+#[derive(Clone, Copy)]
+struct Job<'a> {
     cpu: &'a Cpu,
     shape: Shape,
     q: Rows<'a>,
-    up: &'a [E],
+    up: &'a Up,
     paged: Paged<'a>,
 }
 
-impl<E> Clone for Job<'_, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E> Copy for Job<'_, E> {}
-
-impl<E> Job<'_, E> {
+impl Job<'_> {
     /// What the rows of each span that `rows` names take: `per_row` operations of a row, `per_pair`
     /// of a row and a position it sees, and `per_position` of each position, all for one head.
     /// Cached rows and the up-projection are read once.
@@ -142,7 +168,9 @@ impl<E> Job<'_, E> {
         rows: impl Fn(&Span) -> Range<usize>,
         [per_row, per_pair, per_position]: [usize; 3],
     ) -> Work {
-        let (mut operations, mut values) = (0, size_of_val(self.up) / size_of::<f32>());
+        let shape = self.shape;
+        let up_bytes = shape.heads * shape.up() * shape.rank * self.up.dtype().bytes();
+        let (mut operations, mut values) = (0, 0);
         for span in self.paged.spans.all() {
             let rows = rows(span);
             if rows.is_empty() {
@@ -151,19 +179,9 @@ impl<E> Job<'_, E> {
             let (count, end) = (rows.len(), span.start + rows.end);
             operations += count * per_row + end * per_position;
             operations += span.seen(rows) * (per_pair + SPECIAL);
-            values += end * self.shape.row();
-            values += count * self.shape.heads * (self.shape.query() + self.shape.value_dim);
+            values += end * shape.row();
+            values += count * shape.heads * (shape.query() + shape.value_dim);
         }
-        Work::f32(operations * self.shape.heads, values * size_of::<f32>())
+        Work::f32(operations * shape.heads, values * size_of::<f32>() + up_bytes)
     }
-}
-
-fn forms<E: Element>(
-    job: Job<'_, E>,
-    scratch: &mut Scratch,
-    tasks: &mut Vec<(usize, Range<usize>)>,
-    out: &mut RowsMut<'_>,
-) {
-    expanded::attend(job, scratch, tasks, out);
-    absorbed::attend(job, scratch, tasks, out);
 }

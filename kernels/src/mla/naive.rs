@@ -5,11 +5,17 @@ use super::{Inputs, Shape};
 use crate::attention::Paged;
 use crate::gemm;
 use crate::gqa::naive::{dot, softmax, weighted_sum};
+use crate::matrix::Matrix;
 use crate::rows::{Rows, RowsMut};
 use crate::span::{BLOCK_LEN, Span};
 
 /// Attends every row of every span.
-pub fn attend(shape: Shape, inputs: Inputs<'_>, paged: Paged<'_>, mut out: RowsMut<'_>) {
+pub fn attend(
+    shape: Shape,
+    inputs: Inputs<'_, Matrix<'_>>,
+    paged: Paged<'_>,
+    mut out: RowsMut<'_>,
+) {
     for span in paged.spans.all() {
         let latents = latents(shape, paged, span);
         for head in 0..shape.heads {
@@ -39,7 +45,7 @@ fn latents(shape: Shape, paged: Paged<'_>, span: &Span) -> Vec<f32> {
 /// Keys and values of one head at every position.
 fn expand(
     shape: Shape,
-    inputs: Inputs<'_>,
+    inputs: Inputs<'_, Matrix<'_>>,
     rows: &[f32],
     head: usize,
 ) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {

@@ -2,8 +2,7 @@
 
 use super::Choice;
 use crate::device::Cpu;
-use crate::gemm::strip::{Strip, Weight};
-use crate::matrix::Values;
+use crate::gemm::strip::Multiply;
 use crate::meter::Work;
 use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
@@ -225,36 +224,20 @@ unsafe fn tile(
     let w = w.slice_rows(columns.start, columns.len());
     // SAFETY: in bounds by the assertion.
     let out = unsafe { (out.as_mut_ptr().add(at + columns.start), stride) };
-    // SAFETY: `out` is the caller's promise.
-    unsafe {
-        match w.values {
-            Values::F32(w) => product(cpu, x, w, columns.len(), out),
-            Values::Bf16(w) => product(cpu, x, w, columns.len(), out),
-            Values::F16(w) => product(cpu, x, w, columns.len(), out),
-        }
-    }
-}
-
-/// Rows that stay in the second-level cache while the strips of `w` go over them.
-const ROWS: usize = 60;
-
-/// # Safety
-/// `out` is valid for writes of `n` values in each of `x.count()` rows.
-unsafe fn product<E: Weight>(cpu: &Cpu, x: Rows<'_>, w: &[E], n: usize, out: (*mut f32, usize)) {
-    let k = x.width();
-    assert_eq!(w.len(), n.next_multiple_of(PANEL_LEN) * k.next_multiple_of(E::INPUTS));
     for from in (0..x.count()).step_by(ROWS) {
-        let m = ROWS.min(x.count() - from);
-        // SAFETY: rows from..from + m of x exist, `w` is the panels of n outputs, `out` is the
-        // caller's.
-        let strip = unsafe {
-            let x = (x.data().as_ptr().add(from * k), k);
+        let rows = ROWS.min(x.count() - from);
+        // SAFETY: rows from..from + rows of x exist, and of `out` by the caller's promise.
+        let multiply = unsafe {
+            let x = (x.data().as_ptr().add(from * w.cols), w.cols);
             let out = (out.0.add(from * out.1), out.1);
-            Strip::new((m, n, k), x, w.as_ptr(), out, false)
+            Multiply::new(rows, x, w, out, false)
         };
-        cpu.isa.run(strip);
+        cpu.isa.run(multiply);
     }
 }
+
+/// Rows that stay in the second-level cache while the panels of `w` go over them.
+const ROWS: usize = 60;
 
 struct SiluMul<'a> {
     gate: &'a mut [f32],
