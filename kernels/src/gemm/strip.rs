@@ -118,29 +118,43 @@ struct Strip<E> {
 }
 
 impl<E: Weight> Strip<E> {
+    fn panel_bytes(&self) -> usize {
+        self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN * size_of::<E>()
+    }
+
     /// All rows against `VECTORS` vectors of outputs, from output `j` on, the first of a panel.
     #[inline(always)]
     fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize) {
         // Pieces of nearly equal height: a low last one would read the weights for little.
         let most = if S::WIDE { 24 / VECTORS } else { (10 / VECTORS).max(1) }.min(6);
+        let panels = VECTORS * S::LANES / PANEL_LEN;
         let mut left = self.rows;
         while left > 0 {
             let height = left.div_ceil(left.div_ceil(most));
             let i = self.rows - left;
+            // The first piece reads the weights from memory; while further ones find them in a
+            // cache, the next panels are fetched.
+            let ahead = if i == 0 { AHEAD_BYTES } else { panels * self.panel_bytes() };
             match height {
-                1 => self.tile::<S, 1, VECTORS>(s, i, j),
-                2 => self.tile::<S, 2, VECTORS>(s, i, j),
-                3 => self.tile::<S, 3, VECTORS>(s, i, j),
-                4 => self.tile::<S, 4, VECTORS>(s, i, j),
-                5 => self.tile::<S, 5, VECTORS>(s, i, j),
-                _ => self.tile::<S, 6, VECTORS>(s, i, j),
+                1 => self.tile::<S, 1, VECTORS>(s, i, j, ahead),
+                2 => self.tile::<S, 2, VECTORS>(s, i, j, ahead),
+                3 => self.tile::<S, 3, VECTORS>(s, i, j, ahead),
+                4 => self.tile::<S, 4, VECTORS>(s, i, j, ahead),
+                5 => self.tile::<S, 5, VECTORS>(s, i, j, ahead),
+                _ => self.tile::<S, 6, VECTORS>(s, i, j, ahead),
             }
             left -= height;
         }
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const VECTORS: usize>(&self, s: S, i: usize, j: usize) {
+    fn tile<S: Simd, const M: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        i: usize,
+        j: usize,
+        ahead: usize,
+    ) {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
         let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
         let whole = self.inputs - self.inputs % E::INPUTS;
@@ -152,7 +166,7 @@ impl<E: Weight> Strip<E> {
             let mut acc = [[s.splat(0.0); VECTORS]; M];
             let mut at = 0;
             while at < whole {
-                let (first, second) = load_line::<S, E, VECTORS>(s, w, panel_values);
+                let (first, second) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
                 if E::INPUTS == 2 {
                     add_input::<S, M, VECTORS>(s, &x, at + 1, second, &mut acc);
@@ -161,7 +175,7 @@ impl<E: Weight> Strip<E> {
                 w = w.wrapping_add(PANEL_LEN * E::INPUTS);
             }
             if at < self.inputs {
-                let (first, _) = load_line::<S, E, VECTORS>(s, w, panel_values);
+                let (first, _) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
             }
             for (r, acc) in acc.iter().enumerate() {
@@ -190,7 +204,8 @@ impl<E: Weight> Strip<E> {
     }
 }
 
-/// A line of each panel: the weights of the inputs that lie beside each other.
+/// A line of each panel: the weights of the inputs that lie beside each other. What lies `ahead`
+/// bytes behind each is asked for.
 ///
 /// # Safety
 /// `w` is valid for reads of a line, and so is what lies `panel_values` behind it, for each panel
@@ -200,13 +215,14 @@ unsafe fn load_line<S: Simd, E: Weight, const VECTORS: usize>(
     s: S,
     w: *const E,
     panel_values: usize,
+    ahead: usize,
 ) -> ([S::V; VECTORS], [S::V; VECTORS]) {
     let vectors_of_panel = PANEL_LEN / S::LANES;
     let (mut first, mut second) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
     for c in 0..VECTORS {
         let line = w.wrapping_add(c / vectors_of_panel * panel_values);
         if c % vectors_of_panel == 0 {
-            s.prefetch(line.cast::<u8>().wrapping_add(AHEAD_BYTES));
+            s.prefetch(line.cast::<u8>().wrapping_add(ahead));
         }
         // SAFETY: the caller's promise.
         unsafe {

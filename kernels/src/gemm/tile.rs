@@ -75,8 +75,9 @@ impl<E: Element> Nt<E> {
             let whole = self.k - self.k % S::LANES;
             let mut at = 0;
             while at < whole {
-                if M == 1 && at.is_multiple_of(LINE_BYTES / size_of::<E>()) {
-                    // Rows of `w` are too short for the processor to see a stream in each.
+                if i == 0 && at.is_multiple_of(LINE_BYTES / size_of::<E>()) {
+                    // Rows of `w` are too short for the processor to see a stream in each: the
+                    // first rows of `x` ask for the next ones.
                     for c in N..2 * N {
                         s.prefetch(w.wrapping_add(c * self.w_stride + at));
                     }
