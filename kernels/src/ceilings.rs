@@ -65,7 +65,11 @@ fn has_int8() -> bool {
 }
 
 /// Reads all of `data` once; returns a sum of it.
+///
+/// # Panics
+/// When its length is no multiple of 128 values.
 pub fn read(isa: Isa, data: &[f32]) -> f32 {
+    assert!(data.len().is_multiple_of(128), "{} values are not whole rounds", data.len());
     isa.run(Read { data })
 }
 

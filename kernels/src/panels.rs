@@ -22,12 +22,9 @@ pub const PANEL_LEN: usize = 16;
 /// A weight matrix in panels.
 #[derive(Debug, Clone, Copy)]
 pub struct Panels<'a> {
-    /// Outputs.
-    pub rows: usize,
-    /// Inputs.
-    pub cols: usize,
-    /// The values, panel after panel.
-    pub values: Values<'a>,
+    rows: usize,
+    cols: usize,
+    values: Values<'a>,
 }
 
 /// A stored value as it lies in a panel.
@@ -59,8 +56,29 @@ fn inputs(dtype: Dtype) -> usize {
 
 impl<'a> Panels<'a> {
     /// Values that a matrix of `rows` outputs and `cols` inputs takes in panels.
+    ///
+    /// # Panics
+    /// When they are more than can be counted.
     pub fn len(dtype: Dtype, rows: usize, cols: usize) -> usize {
-        rows.next_multiple_of(PANEL_LEN) * cols.next_multiple_of(inputs(dtype))
+        let rows = rows.checked_next_multiple_of(PANEL_LEN);
+        let cols = cols.checked_next_multiple_of(inputs(dtype));
+        let len = rows.zip(cols).and_then(|(rows, cols)| rows.checked_mul(cols));
+        len.expect("the values can be counted")
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The values, panel after panel: [`Panels::len`] of them.
+    pub fn values(&self) -> Values<'a> {
+        self.values
     }
 
     /// A view of `values`, in panels, as a matrix of `rows` outputs and `cols` inputs.
@@ -229,7 +247,7 @@ mod tests {
                     assert_eq!(found, expected, "row {row} of {rows}x{cols}");
                     sum += expected.iter().sum::<f32>();
                 }
-                let all: f32 = match panels.values {
+                let all: f32 = match panels.values() {
                     Values::F32(v) => v.iter().sum(),
                     Values::Bf16(v) => v.iter().map(|x| x.to_f32()).sum(),
                     Values::F16(v) => v.iter().map(|x| x.to_f32()).sum(),
@@ -251,7 +269,7 @@ mod tests {
         let bytes = memory.bytes();
         memory.values_mut::<u8>(0, bytes).fill(0xff);
         pack_transposed(Matrix::new(rows, cols, Values::Bf16(&plain)), memory.values_mut(0, bytes));
-        let Values::Bf16(expected) = turned.panels().values else { panic!("bf16") };
+        let Values::Bf16(expected) = turned.panels().values() else { panic!("bf16") };
         assert_eq!(memory.values::<bf16>(0, bytes / 2), expected);
     }
 

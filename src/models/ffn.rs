@@ -84,7 +84,7 @@ impl Glu {
     ) {
         let (cpu, count) = (step.cpu, step.batch.rows());
         let down = step.panels(&self.down);
-        let (width, inter) = (down.rows, down.cols);
+        let (width, inter) = (down.rows(), down.cols());
         let x = Rows::new(&x[..count * width], width);
         let (gate, up) = (rows(gate, count, inter), rows(up, count, inter));
         gemm::gemm(cpu, x, step.panels(&self.gate), RowsMut::new(gate, inter));
@@ -103,7 +103,7 @@ impl MoeWeights {
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
         let (cpu, count): (&Cpu, usize) = (step.cpu, step.batch.rows());
         let router: Panels<'_> = step.panels(&self.logits);
-        let (experts, width) = (router.rows, router.cols);
+        let (experts, width) = (router.rows(), router.cols());
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let logits = rows(&mut work.router, count, experts);
         gemm::gemm(cpu, x, router, RowsMut::new(logits, experts));

@@ -41,7 +41,7 @@ impl MixerWeights {
         let count = step.batch.rows();
         let output = step.panels(output);
         let attended = Rows::new(rows(&mut work.attended, count, width), width);
-        let x = RowsMut::new(rows(&mut work.x, count, output.rows), output.rows);
+        let x = RowsMut::new(rows(&mut work.x, count, output.rows()), output.rows());
         gemm::gemm_add(step.cpu, attended, output, x);
     }
 }
@@ -257,5 +257,5 @@ impl GqaWeights {
 
 /// Width of the residual stream: what the output projection gives.
 fn step_width(step: &Step<'_>, output: &Tensor) -> usize {
-    step.panels(output).rows
+    step.panels(output).rows()
 }

@@ -54,12 +54,14 @@ impl Scheduler {
     fn start_return(&mut self, id: SequenceId, step: &mut Planning) -> bool {
         let sequence = &self.sequences[&id];
         let (tokens, len) = (sequence.tokens.len(), sequence.computed());
-        let missing = blocks_for(tokens) - self.known_blocks_in(sequence, Tier::Device).0;
-        if !self.make_space_without_loss(0, missing, 1, step) {
-            return false;
-        }
         let shared = self.share_known_blocks(id, Tier::Device);
         let brought = shared.len();
+        if !self.make_space_without_loss(0, blocks_for(tokens) - brought, 1, step) {
+            for block in shared {
+                self.device.put_back(block);
+            }
+            return false;
+        }
         let Some(device) = self.fresh_state(Tier::Device, 0, (tokens, len), shared) else {
             return false;
         };
@@ -211,7 +213,7 @@ impl Scheduler {
             fits = self.device.fits(missing, 0) && state.is_slot_sole(&self.device);
         }
         if !fits {
-            state.release(&mut self.device);
+            state.put_back(&mut self.device);
             return None;
         }
         state.reserve(max_len);
@@ -238,7 +240,7 @@ impl Scheduler {
         let mut shared = tree.share_blocks(usable, &mut self.device);
         // A tail block is written on: it is copied from the host.
         for tail in shared.split_off(shared.len().min(usable.position / BLOCK_LEN)) {
-            self.device.release(tail);
+            self.device.put_back(tail);
         }
         let (watermark, lens) = (self.watermark(), (tokens, usable.position));
         let copied = shared.len()..blocks.len();

@@ -469,7 +469,7 @@ impl Scheduler {
         let pool = if tier == Tier::Device { &mut self.device } else { &mut self.host };
         if !has_space {
             for block in shared {
-                pool.release(block);
+                pool.put_back(block);
             }
             return None;
         }

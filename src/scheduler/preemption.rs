@@ -128,11 +128,7 @@ impl Scheduler {
 
     /// How many of a sequence's first blocks are in a tier with the bits of its own, and which
     /// choice of its request has them; with none, the tree has.
-    pub(super) fn known_blocks_in(
-        &self,
-        sequence: &Sequence,
-        tier: Tier,
-    ) -> (usize, Option<SequenceId>) {
+    fn known_blocks_in(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {
         let (blocks, sibling) = self.sibling_blocks(sequence, tier);
         let exact =
             |tree: &PrefixTree| tree.exact_blocks(tier, sequence.salt(), sequence.exact_tokens());
@@ -325,6 +321,10 @@ impl Scheduler {
                 blocks.release(&mut self.host);
                 slot.release(&mut self.host);
                 device.release(&mut self.device);
+                if let Some(figures) = sequence.did_not_resume() {
+                    self.stats.matched_tokens -= figures.matched_tokens as u64;
+                    self.stats.cached_tokens -= figures.cached_tokens as u64;
+                }
                 sequence.distrusts_host = sequence.failed_transfers >= MOST_FAILED_TRANSFERS;
                 self.waiting.insert(rank);
             }

@@ -155,6 +155,8 @@ pub struct Sequence {
     pub(super) last_kept: usize,
     pub(super) reuse: ReuseFigures,
     pub(super) was_admitted: bool,
+    /// What it was before it last went on from something.
+    before: Before,
     /// It went on from a state that an audit found to differ, or from one like it.
     pub(super) is_suspect: bool,
     /// It is computed for an audit, and draws nothing.
@@ -169,6 +171,16 @@ pub(super) struct Origin {
     pub lineage: Lineage,
     /// Tokens from the first on whose blocks have, or will have, the bits of a cold run.
     pub exact_tokens: usize,
+}
+
+/// What a sequence is again when the state that it was to go on from does not arrive.
+#[derive(Debug, Clone, Copy)]
+struct Before {
+    origin: Origin,
+    is_mixed: bool,
+    lost_tokens: usize,
+    recomputed_tokens: u64,
+    was_admitted: bool,
 }
 
 /// What preemption cost a sequence.
@@ -194,6 +206,7 @@ impl Sequence {
     }
 
     pub(super) fn new(id: SequenceId, prompt: Vec<u32>, priority: i32, place: Place) -> Sequence {
+        let origin = Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 };
         Sequence {
             id,
             prompt_len: prompt.len(),
@@ -212,7 +225,7 @@ impl Sequence {
             marks: Vec::new(),
             refused_at: None,
             is_noted: false,
-            origin: Origin { position: 0, lineage: Lineage::Exact, exact_tokens: 0 },
+            origin,
             histories: Vec::new(),
             is_mixed: false,
             lost_tokens: 0,
@@ -221,6 +234,13 @@ impl Sequence {
             last_kept: 0,
             reuse: ReuseFigures::default(),
             was_admitted: false,
+            before: Before {
+                origin,
+                is_mixed: false,
+                lost_tokens: 0,
+                recomputed_tokens: 0,
+                was_admitted: false,
+            },
             is_suspect: false,
             is_shadow: false,
         }
@@ -283,6 +303,13 @@ impl Sequence {
                 },
             },
         };
+        self.before = Before {
+            origin: self.origin,
+            is_mixed: self.is_mixed,
+            lost_tokens: self.lost_tokens,
+            recomputed_tokens: self.counters.recomputed_tokens,
+            was_admitted: self.was_admitted,
+        };
         self.histories = histories;
         let non_exact = found.usable.filter(|usable| usable.lineage == Lineage::NonExact);
         let mut history = History::EXACT;
@@ -306,6 +333,17 @@ impl Sequence {
             self.reuse = ReuseFigures::of(found);
         }
         is_first
+    }
+
+    /// The state that it was to go on from did not arrive: it is as before. Returns what the tree
+    /// was said to have given it, if that was the first time.
+    pub(super) fn did_not_resume(&mut self) -> Option<ReuseFigures> {
+        let Before { origin, is_mixed, lost_tokens, recomputed_tokens, was_admitted } = self.before;
+        (self.origin, self.is_mixed, self.lost_tokens) = (origin, is_mixed, lost_tokens);
+        self.counters.recomputed_tokens = recomputed_tokens;
+        self.was_admitted = was_admitted;
+        self.wanted.clear();
+        (!was_admitted).then(|| std::mem::take(&mut self.reuse))
     }
 
     /// Whether a token was drawn: from then on its bits are settled.

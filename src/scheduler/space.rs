@@ -137,7 +137,7 @@ impl Scheduler {
         });
         let is_made = self.make_space_without_loss(watermark, blocks, slots, step);
         if let Some(held) = held {
-            held.release(&mut self.device);
+            held.put_back(&mut self.device);
         }
         *found = self.look_up(id);
         is_made
@@ -154,6 +154,9 @@ impl Scheduler {
         slots: usize,
         step: &mut Planning,
     ) -> bool {
+        if !self.device.fits_above(watermark, blocks, slots) {
+            self.drop_audit();
+        }
         let Some(tree) = self.tree.as_mut().filter(|_| self.host.layout().pages > 0) else {
             return true;
         };

@@ -38,6 +38,9 @@ pub enum WeightsError {
         /// What the system said.
         source: io::Error,
     },
+    /// No thread could be started to read them.
+    #[error("cannot start a thread to read the weights: {0}")]
+    Thread(io::Error),
     /// There is no memory for them.
     #[error("no memory for the weights: {0}")]
     Memory(#[from] kernels::ArenaError),

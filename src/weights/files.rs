@@ -17,6 +17,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Bytes before the header: its length, little-endian.
 const LENGTH_BYTES: usize = 8;
 
+/// Bytes of a header at most, as in the library that writes them.
+const MOST_HEADER_BYTES: usize = 100_000_000;
+
 /// A tensor as a header describes it.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
@@ -182,6 +185,10 @@ fn read_header(name: &str, source: &Source) -> Result<Result<Header, Fault>, Wei
     let Some(bytes) = usize::try_from(header_bytes).ok().filter(fits) else {
         return Ok(Err(Fault::HeaderBeyondFile { file, header_bytes, file_bytes }));
     };
+    if bytes > MOST_HEADER_BYTES {
+        let reason = format!("{bytes} bytes long, at most {MOST_HEADER_BYTES} can be");
+        return Ok(Err(Fault::BadHeader { file, reason }));
+    }
     let mut header = vec![0; bytes];
     source.read_at(LENGTH_BYTES, &mut header)?;
     let metadata: Metadata = match serde_json::from_slice(&header) {
@@ -189,11 +196,16 @@ fn read_header(name: &str, source: &Source) -> Result<Result<Header, Fault>, Wei
         Err(error) => return Ok(Err(Fault::BadHeader { file, reason: error.to_string() })),
     };
     let data = LENGTH_BYTES + header.len();
+    // Its tensors lie one behind the other, so that none ends beyond this.
+    let Some(end) = data.checked_add(metadata.data_len()) else {
+        let reason = "it describes more bytes than can be counted".to_owned();
+        return Ok(Err(Fault::BadHeader { file, reason }));
+    };
     let stored = |info: &safetensors::tensor::TensorInfo| Stored {
         dtype: info.dtype,
         shape: info.shape.clone(),
         at: data + info.data_offsets.0..data + info.data_offsets.1,
     };
     let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, stored(info)));
-    Ok(Ok((tensors.collect(), data + metadata.data_len())))
+    Ok(Ok((tensors.collect(), end)))
 }

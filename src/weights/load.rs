@@ -45,9 +45,15 @@ pub(super) fn read_all(
     let queue = Mutex::new(pieces.into_iter());
     let (done, hear) = channel();
     thread::scope(|scope| {
-        for _ in 0..threads {
+        for started in 0..threads {
             let (queue, done) = (&queue, done.clone());
-            scope.spawn(move || read_pieces(queue, &done));
+            let work = move || read_pieces(queue, &done);
+            match thread::Builder::new().spawn_scoped(scope, work) {
+                Ok(_) => {}
+                // Fewer take longer, and nothing else.
+                Err(_) if started > 0 => break,
+                Err(source) => return Err(WeightsError::Thread(source)),
+            }
         }
         drop(done);
         let mut sum = 0;

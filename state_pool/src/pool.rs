@@ -307,6 +307,19 @@ impl StatePool {
         left == 0
     }
 
+    /// As [`release`](StatePool::release), for a share that was taken in vain: where others still
+    /// hold the unit, nothing has changed, and nothing counts as given up.
+    ///
+    /// # Panics
+    ///
+    /// If the handle is of another tier.
+    pub fn put_back<K: Kind>(&mut self, share: Handle<K>) {
+        self.assert_ours(&share);
+        let (units, free_pages) = K::units_mut(self);
+        let left = units.release(share, free_pages);
+        self.given_up += u64::from(left == 0);
+    }
+
     /// How often a handle came back and left its unit free, or to a sole holder, who may now free
     /// it: while this stays, what did not fit does not.
     pub fn given_up(&self) -> u64 {

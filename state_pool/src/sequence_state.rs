@@ -241,6 +241,14 @@ impl SequenceState {
         self.table.release(pool);
         pool.release(self.slot);
     }
+
+    /// Gives all units back that were taken in vain: see [`StatePool::put_back`].
+    pub fn put_back(self, pool: &mut StatePool) {
+        for block in self.table.into_vec() {
+            pool.put_back(block);
+        }
+        pool.put_back(self.slot);
+    }
 }
 
 #[cfg(test)]

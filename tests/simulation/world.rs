@@ -595,6 +595,15 @@ impl World {
                 let stream = self.streams.remove(&drawn.sequence).expect("it is there");
                 let sequence = self.scheduler.sequence(drawn.sequence).expect("it has not ended");
                 let is_exact = sequence.is_exact();
+                let (said, resumed_at) = (sequence.reuse().cached_tokens, sequence.resumed_at());
+                // A fork says what its leader was given; who lost its state went on elsewhere.
+                let knows = stream.choice == 0 && sequence.counters().preemptions == 0;
+                if knows && said != resumed_at {
+                    let id = drawn.sequence.0;
+                    return Err(self.story(&format!(
+                        "sequence {id} says {said} cached tokens, and went on at {resumed_at}"
+                    )));
+                }
                 self.events.not_exact += u64::from(!is_exact);
                 self.history.push((stream.salt, [&stream.prompt[..], &stream.got].concat()));
                 self.oracle.ends(drawn.sequence);

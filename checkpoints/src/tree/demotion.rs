@@ -112,8 +112,8 @@ impl PrefixTree {
             let blocks = self.nodes[node].end().div_ceil(BLOCK_LEN) - self.first_lacking(node);
             let fits =
                 if packs(host) { host.fits_packed(blocks) } else { host.fits(blocks, slots) };
-            let unpacked = if packs(host) { 0 } else { slots };
-            if fits || !self.could_free(host, 0, blocks, unpacked) {
+            let units = if packs(host) { (blocks, 0, 1) } else { (blocks, slots, 0) };
+            if fits || !self.could_free_units(host, 0, units) {
                 return;
             }
             match self.least_worthy(host) {

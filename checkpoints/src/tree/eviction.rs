@@ -84,6 +84,16 @@ impl PrefixTree {
         blocks: usize,
         slots: usize,
     ) -> bool {
+        self.could_free_units(pool, watermark_pages, (blocks, slots, 0))
+    }
+
+    /// As [`could_free`](PrefixTree::could_free), for blocks, slots and packed slots.
+    pub(super) fn could_free_units(
+        &self,
+        pool: &StatePool,
+        watermark_pages: usize,
+        (blocks, slots, packed): (usize, usize, usize),
+    ) -> bool {
         let (stats, layout) = (pool.stats(), pool.layout());
         let pages = |units: usize, per_page: usize| match per_page {
             0 => 0,
@@ -92,7 +102,7 @@ impl PrefixTree {
         let fits = |free_blocks: usize, free_slots: usize, free_packed: usize| {
             let blocks = stats.blocks.held.saturating_sub(free_blocks) + blocks;
             let slots = stats.slots.held.saturating_sub(free_slots) + slots;
-            let packed = stats.packed.held.saturating_sub(free_packed);
+            let packed = stats.packed.held.saturating_sub(free_packed) + packed;
             let needed = pages(blocks, layout.blocks_per_page)
                 + pages(slots, layout.slots_per_page)
                 + pages(packed, layout.packed_per_page);

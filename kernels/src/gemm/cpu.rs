@@ -24,7 +24,7 @@ pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>) {
 }
 
 fn any_dtype(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>, add: bool) {
-    assert_eq!((x.width(), out.width()), (w.cols, w.rows), "x or out does not fit the weights");
+    assert_eq!((x.width(), out.width()), (w.cols(), w.rows()), "x or out does not fit the weights");
     assert_eq!(x.count(), out.count(), "x and out do not fit each other");
     cpu.count_product();
     let _timed = cpu.meter.time(name(x.count()), || work(x, w));
@@ -42,9 +42,9 @@ fn name(rows: usize) -> &'static str {
 }
 
 fn work(x: Rows<'_>, w: Panels<'_>) -> Work {
-    let (rows, weights) = (x.count(), w.rows * w.cols);
-    let values = rows * (w.rows + w.cols) * size_of::<f32>();
-    Work::f32(2 * rows * weights, weights * w.values.dtype().bytes() + values)
+    let (rows, weights) = (x.count(), w.rows() * w.cols());
+    let values = rows * (w.rows() + w.cols()) * size_of::<f32>();
+    Work::f32(2 * rows * weights, weights * w.values().dtype().bytes() + values)
 }
 
 /// Bytes of `x` that a task goes over once per panel: they stay in the second-level cache.
@@ -68,7 +68,7 @@ impl Cut {
         let rows_per_task = (X_BLOCK_BYTES / bytes_per_row.max(1) / ROWS).max(1) * ROWS;
         let row_tasks = rows.div_ceil(rows_per_task);
         let wanted = (4 * cpu.gang.threads()).div_ceil(row_tasks);
-        let least = LEAST_TASK_BYTES.div_ceil(bytes_per_row * PANEL_LEN * rows.min(8));
+        let least = LEAST_TASK_BYTES.div_ceil((bytes_per_row * PANEL_LEN * rows.min(8)).max(1));
         let panels = panels.div_ceil(wanted).max(least).next_multiple_of(PANELS);
         Cut { rows: rows_per_task, panels }
     }

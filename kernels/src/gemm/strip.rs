@@ -62,7 +62,8 @@ impl<'w> Multiply<'w> {
     ///
     /// # Safety
     /// Rows `0..rows` of `x` are valid for reads of `w.cols` values, rows `0..rows` of `out` for
-    /// writes of `w.rows` values, reads too when `add`, and nothing else uses `out` meanwhile.
+    /// writes of `w.rows` values, reads too when `add`, and nothing else uses
+    /// `out`, until this has run or is dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         rows: usize,
@@ -78,8 +79,8 @@ impl<'w> Multiply<'w> {
     fn strip<E: Weight>(&self, w: &[E]) -> Strip<E> {
         Strip {
             rows: self.rows,
-            outputs: self.w.rows,
-            inputs: self.w.cols,
+            outputs: self.w.rows(),
+            inputs: self.w.cols(),
             x: self.x.0,
             x_stride: self.x.1,
             w: w.as_ptr(),
@@ -95,7 +96,7 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.w.values {
+        match self.w.values() {
             Values::F32(w) => s.vectorize(self.strip(w)),
             Values::Bf16(w) => s.vectorize(self.strip(w)),
             Values::F16(w) => s.vectorize(self.strip(w)),
@@ -103,8 +104,8 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// A [`Multiply`] of one type of weights: it is `Panels::new`'s promise that `w` holds all values
-/// of the panels of `outputs` outputs.
+/// A [`Multiply`] of one type of weights: `Panels` holds all values of the panels of `outputs`
+/// outputs.
 struct Strip<E> {
     rows: usize,
     outputs: usize,

@@ -108,8 +108,8 @@ fn expand<S: Simd>(
 ) {
     let (row, rank, dq, dv) = (shape.row(), shape.rank, shape.query(), shape.value_dim);
     let rows = latents.len() / row;
-    assert!(rows <= BLOCK_LEN && up_keys.cols == rank && up_values.cols == rank);
-    assert!((up_keys.rows, up_values.rows) == (shape.nope, dv));
+    assert!(rows <= BLOCK_LEN && up_keys.cols() == rank && up_values.cols() == rank);
+    assert!((up_keys.rows(), up_values.rows()) == (shape.nope, dv));
     assert!(keys.len() >= rows * dq && values.len() >= rows * dv);
     let latent_rows = (latents.as_ptr(), row);
     // SAFETY: `latents` is `rows` rows of `row >= rank` values, `keys` and `values` hold as many

@@ -109,7 +109,12 @@ pub fn experts(
     let top_k = choices.len() / x.count();
     assert_eq!(top_k * x.count(), choices.len());
     let hidden = x.width();
-    let inter = weights[0].gate.rows;
+    let inter = weights[0].gate.rows();
+    let fits = |expert: &ExpertWeights<Panels<'_>>| {
+        let sizes = [expert.gate, expert.up, expert.down].map(|w| (w.rows(), w.cols()));
+        sizes == [(inter, hidden), (inter, hidden), (hidden, inter)]
+    };
+    assert!(weights.iter().all(fits), "experts of other shapes");
     work.sort(choices);
     let pairs = choices.len();
     for (i, pair) in work.pair_of[..pairs].iter().enumerate() {
@@ -118,7 +123,7 @@ pub fn experts(
     let groups = Groups { starts: &work.starts, active: &work.active };
     let _timed = cpu.meter.time("moe experts", || {
         let expert = 3 * hidden * inter;
-        let weights = groups.active.len() * expert * weights[0].gate.values.dtype().bytes();
+        let weights = groups.active.len() * expert * weights[0].gate.values().dtype().bytes();
         let rows = 2 * x.count() * hidden * size_of::<f32>();
         Work::f32(2 * pairs * expert, weights + rows)
     });
@@ -172,7 +177,7 @@ fn gate_and_up(
     gate: &mut [f32],
     up: &mut [f32],
 ) {
-    let (inter, hidden) = (weights[0].gate.rows, weights[0].gate.cols);
+    let (inter, hidden) = (weights[0].gate.rows(), weights[0].gate.cols());
     let (gate, up) = (Shards::new(gate), Shards::new(up));
     groups.for_each_tile(cpu, inter, |expert, pairs, columns| {
         let x = Rows::new(&x[pairs.start * hidden..pairs.end * hidden], hidden);
@@ -197,7 +202,7 @@ fn down(
     gate: &[f32],
     y: &mut [f32],
 ) {
-    let (hidden, inter) = (weights[0].down.rows, weights[0].down.cols);
+    let (hidden, inter) = (weights[0].down.rows(), weights[0].down.cols());
     let y = Shards::new(y);
     groups.for_each_tile(cpu, hidden, |expert, pairs, columns| {
         let x = Rows::new(&gate[pairs.start * inter..pairs.end * inter], inter);
@@ -220,7 +225,7 @@ unsafe fn tile(
     stride: usize,
 ) {
     assert!(at + x.count() * stride <= out.len() && columns.end <= stride);
-    assert_eq!(w.cols, x.width());
+    assert_eq!(w.cols(), x.width());
     let w = w.slice_rows(columns.start, columns.len());
     // SAFETY: in bounds by the assertion.
     let out = unsafe { (out.as_mut_ptr().add(at + columns.start), stride) };
@@ -228,7 +233,7 @@ unsafe fn tile(
         let rows = ROWS.min(x.count() - from);
         // SAFETY: rows from..from + rows of x exist, and of `out` by the caller's promise.
         let multiply = unsafe {
-            let x = (x.data().as_ptr().add(from * w.cols), w.cols);
+            let x = (x.data().as_ptr().add(from * w.cols()), w.cols());
             let out = (out.0.add(from * out.1), out.1);
             Multiply::new(rows, x, w, out, false)
         };

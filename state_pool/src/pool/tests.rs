@@ -149,6 +149,8 @@ fn a_unit_left_to_nobody_or_to_one_holder_counts_as_given_up() {
     let mut pool = pool(Tier::Device, 2);
     let first = pool.alloc_block().expect("room");
     let (second, third) = (pool.share(&first), pool.share(&first));
+    let in_vain = pool.share(&first);
+    pool.put_back(in_vain);
     let counted = [first, second, third].map(|handle| {
         pool.release(handle);
         pool.given_up()
