@@ -63,7 +63,7 @@ def arguments():
     add("--source", type=Path, help="unpacked source package: headers and converter")
     add("--gguf", type=Path, help="GGUF of the checkpoint; made when there is none as new")
     add("--dtype", default="bf16", choices=["bf16", "f32", "f16"], help="of the GGUF's weights")
-    add("--library", type=Path, help="folder of libllama; default: that of llama-cpp-python")
+    add("--libllama", type=Path, help="folder of libllama; default: that of llama-cpp-python")
     add("--include", type=Path, help="folder of llama.h; default: that of --source")
     add("--deltapool", type=Path, default=ROOT / "target/release/deltapool")
     add("--rounds", type=int, default=5)
@@ -81,18 +81,18 @@ def arguments():
 
 def peer_folders(args):
     """The folder of llama.cpp's library and those of its headers."""
-    libraries, includes = [args.library], [args.include]
+    folders, includes = [args.libllama], [args.include]
     if args.source:
         vendor = args.source / "vendor/llama.cpp"
         includes += [vendor / "include", vendor / "ggml/include"]
     found = importlib.util.find_spec("llama_cpp")
     if found and found.origin:
         package = Path(found.origin).parent
-        libraries.append(package / "lib")
+        folders.append(package / "lib")
         includes += [package / "include", package.parent / "include"]
-    library = next((f for f in libraries if f and list(f.glob("libllama.*"))), None)
+    library = next((f for f in folders if f and list(f.glob("libllama.*"))), None)
     if library is None:
-        sys.exit("run.py: no libllama: pip install llama-cpp-python, or give --library")
+        sys.exit("run.py: no libllama: pip install llama-cpp-python, or give --libllama")
     includes = [folder.resolve() for folder in includes if folder and folder.is_dir()]
     for header in ("llama.h", "ggml.h"):
         if not any((folder / header).is_file() for folder in includes):
@@ -216,7 +216,7 @@ def main():
     driver, gguf = build_driver(args, folder), make_gguf(args, folder)
     rounds = measure(args, rows, driver, gguf)
     machine = next(iter(rounds.values()))[0]["deltapool"]["machine"]
-    peer = f"llama.cpp in {args.library}" if args.library else f"llama-cpp-python {version()}"
+    peer = "llama.cpp as given" if args.libllama else f"llama-cpp-python {version()}"
     print(f"{machine['processor']}, {machine['isa']}, {args.threads} thread(s); {peer};")
     print(f"{args.model.name} in {args.dtype}, {args.rounds} rounds, tokens per CPU second:\n")
     print(table(rounds))

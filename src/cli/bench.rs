@@ -6,6 +6,8 @@ mod speed;
 mod spread;
 mod system;
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use kernels::Isa;
 
@@ -31,6 +33,23 @@ pub enum Bench {
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
     /// fake bytes.
     Reuse(reuse::ReuseArgs),
+}
+
+/// Where a measurement without a model reports to.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Print one JSON object on one line instead of the table, or write it to FILE beside it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-"
+    )]
+    pub json: Option<PathBuf>,
+    /// Say nothing on standard error but errors.
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Runs the command.

@@ -187,11 +187,6 @@ impl Weights {
         self.tensors.iter().map(Tensor::bytes).sum()
     }
 
-    /// Bytes of memory that they take.
-    pub fn memory_bytes(&self) -> usize {
-        self.memory.bytes()
-    }
-
     /// The values of `tensor`, row after row.
     ///
     /// # Panics

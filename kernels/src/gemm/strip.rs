@@ -62,8 +62,8 @@ impl<'w> Multiply<'w> {
     ///
     /// # Safety
     /// Rows `0..rows` of `x` are valid for reads of `w.cols` values, rows `0..rows` of `out` for
-    /// writes of `w.rows` values, reads too when `add`, and nothing else uses
-    /// `out`, until this has run or is dropped.
+    /// writes of `w.rows` values, reads too when `add`, and nothing else uses `out` until this has
+    /// run or is dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         rows: usize,
@@ -81,6 +81,7 @@ impl<'w> Multiply<'w> {
             rows: self.rows,
             outputs: self.w.rows(),
             inputs: self.w.cols(),
+            panel_values: self.w.panel_values(),
             x: self.x.0,
             x_stride: self.x.1,
             w: w.as_ptr(),
@@ -110,6 +111,7 @@ struct Strip<E> {
     rows: usize,
     outputs: usize,
     inputs: usize,
+    panel_values: usize,
     x: *const f32,
     x_stride: usize,
     w: *const E,
@@ -119,10 +121,6 @@ struct Strip<E> {
 }
 
 impl<E: Weight> Strip<E> {
-    fn panel_bytes(&self) -> usize {
-        self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN * size_of::<E>()
-    }
-
     /// All rows against `VECTORS` vectors of outputs, from output `j` on, the first of a panel.
     #[inline(always)]
     fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize) {
@@ -135,7 +133,8 @@ impl<E: Weight> Strip<E> {
             let i = self.rows - left;
             // The first piece reads the weights from memory; while further ones find them in a
             // cache, the next panels are fetched.
-            let ahead = if i == 0 { AHEAD_BYTES } else { panels * self.panel_bytes() };
+            let ahead =
+                if i == 0 { AHEAD_BYTES } else { panels * self.panel_values * size_of::<E>() };
             match height {
                 1 => self.tile::<S, 1, VECTORS>(s, i, j, ahead),
                 2 => self.tile::<S, 2, VECTORS>(s, i, j, ahead),
@@ -157,7 +156,7 @@ impl<E: Weight> Strip<E> {
         ahead: usize,
     ) {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
-        let panel_values = self.inputs.next_multiple_of(E::INPUTS) * PANEL_LEN;
+        let panel_values = self.panel_values;
         let whole = self.inputs - self.inputs % E::INPUTS;
         // SAFETY: rows i..i + M and the inputs below `inputs` are those that
         // `Multiply::new`'s caller vouched for; the panels from output j on are whole.

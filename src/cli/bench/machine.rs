@@ -3,7 +3,6 @@
 mod bursts;
 
 use std::fmt;
-use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -11,6 +10,7 @@ use kernels::ceilings::{self, Arithmetic};
 use kernels::{Arena, Isa};
 use serde::Serialize;
 
+use super::ReportArgs;
 use super::spread::Spread;
 use super::system::Machine;
 use crate::cli::CliError;
@@ -39,18 +39,9 @@ pub struct MachineArgs {
     /// Undisturbed bursts to take of each figure; ten times as many are tried.
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub bursts: usize,
-    /// Print one JSON object on one line instead of the table, or write it to FILE beside it.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
-    /// Say nothing on standard error but errors.
-    #[arg(short, long)]
-    pub quiet: bool,
+    /// Where its report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 const HELP: &str = "\
@@ -61,13 +52,13 @@ its core to itself: CPU time is 97 % of wall time or more. A copy counts what it
 pub fn run(args: &MachineArgs, isa: Isa) -> Result<(), CliError> {
     let threads = args.threads.unwrap_or_else(default_threads);
     check(args, threads)?;
-    let bar = bar(args.quiet, "measuring {bar:40} {pos}/{len} {msg}");
+    let bar = bar(args.report.quiet, "measuring {bar:40} {pos}/{len} {msg}");
     let counts = if threads == 1 { vec![1] } else { vec![1, threads] };
     let measured = Limits::measure(isa, &counts, args.array, args.bursts, &bar);
     bar.finish_and_clear();
     let machine = Machine::this(isa);
     let report = Report { machine, array_bytes: args.array, limits: measured? };
-    let target = JsonTarget::new(args.json.as_deref());
+    let target = JsonTarget::new(args.report.json.as_deref());
     if target != JsonTarget::Output {
         print(&report.to_string())?;
     }

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgGroup, Args};
 
+use super::ReportArgs;
 use crate::cli::CliError;
 use crate::cli::loading::bar;
 use crate::cli::output::{JsonTarget, print};
@@ -71,18 +72,9 @@ pub struct ReuseArgs {
     /// Requests that are open at a time, in order [default: 1, all of a burst].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub concurrency: Option<usize>,
-    /// Print one JSON object on one line instead of the table, or write it to FILE beside it.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
-    /// Say nothing on standard error but errors.
-    #[arg(short, long)]
-    pub quiet: bool,
+    /// Where its report goes.
+    #[command(flatten)]
+    pub report: ReportArgs,
 }
 
 static HELP: LazyLock<String> = LazyLock::new(|| {
@@ -134,9 +126,9 @@ pub fn run(args: &ReuseArgs) -> Result<(), CliError> {
         state_grid: args.grid,
         concurrency: args.concurrency,
     };
-    let outcome = replay(&workload, &setup, args.quiet)?;
+    let outcome = replay(&workload, &setup, args.report.quiet)?;
     let report = Report::new(&workload, &sizes, &setup, &outcome);
-    let target = JsonTarget::new(args.json.as_deref());
+    let target = JsonTarget::new(args.report.json.as_deref());
     if target != JsonTarget::Output {
         print(&format!("{report}\n"))?;
     }
