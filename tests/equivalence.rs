@@ -46,25 +46,21 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Bits of the first `len` rows of every attention layer, and of the slot.
 fn stored(rig: &Rig, sequence: usize, len: usize) -> (Vec<u32>, Vec<u32>) {
     use deltapool::models::layout::LayerLayout;
-    use deltapool::models::spec::Mixer;
     let model = rig.executor.model();
     let slot = bits(&rig.slot(rig.sequences[sequence].state().expect("it runs").slot()));
     let mut rows = Vec::new();
     for (layer, place) in model.spec().layers.iter().zip(&model.layout().layers) {
         let LayerLayout::Attention { rows: at } = place else { continue };
-        // Groups of `[64][width]`: one for MLA, keys and values of each head for GQA.
-        let (groups, width) = match &layer.mixer {
-            Mixer::Mla(mla) => (1, mla.rank + mla.rope),
-            Mixer::Gqa(gqa) => (2 * gqa.kv_heads, gqa.head_dim),
-            Mixer::Kda(_) => unreachable!("a recurrent layer has no rows"),
-        };
-        for (i, block) in
-            rig.block_rows(sequence, *at, groups * BLOCK_LEN * width).into_iter().enumerate()
-        {
+        let values = BLOCK_LEN * layer.mixer.values_per_token();
+        for (i, block) in rig.block_rows(sequence, *at, values).into_iter().enumerate() {
             let used = len.saturating_sub(i * BLOCK_LEN).min(BLOCK_LEN);
-            for group in block.chunks_exact(BLOCK_LEN * width) {
-                rows.extend(bits(&group[..used * width]));
+            let mut rest = &block[..];
+            for width in layer.mixer.runs() {
+                let (run, behind) = rest.split_at(BLOCK_LEN * width);
+                rows.extend(bits(&run[..used * width]));
+                rest = behind;
             }
+            assert!(rest.is_empty(), "runs are all of a block");
         }
     }
     (slot, rows)

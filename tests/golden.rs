@@ -173,13 +173,19 @@ fn check_states(what: &str, rig: &Rig, files: &ModelFiles, golden: &Tensors) {
                 assert_close(&format!("{what}, k_pe"), &part(mla.rank, mla.rope), expected, 1e-4);
             }
             (Mixer::Gqa(gqa), LayerLayout::Attention { rows }) => {
-                let part = gqa.kv_heads * 64 * gqa.head_dim;
+                let (heads, dim) = (gqa.kv_heads, gqa.head_dim);
+                let part = heads * 64 * dim;
                 let block = rig.block_rows(0, rows, 2 * part).remove(3);
-                for (j, name) in ["k_last4", "v_last4"].into_iter().enumerate() {
-                    let dim = gqa.head_dim;
-                    let got: Vec<f32> = (4..8)
-                        .flat_map(|r| (0..gqa.kv_heads).map(move |h| (h * 64 + r) * dim))
-                        .flat_map(|at| block[j * part + at..][..dim].to_vec())
+                // Keys lie in columns, values in rows.
+                let places: [(_, fn(_, _, _, _) -> _); 2] = [
+                    ("k_last4", |h: usize, r: usize, c: usize, dim: usize| (h * dim + c) * 64 + r),
+                    ("v_last4", |h, r, c, dim| (h * 64 + r) * dim + c),
+                ];
+                for (j, (name, place)) in places.into_iter().enumerate() {
+                    let rows = (4..8).flat_map(|r| (0..heads).map(move |h| (r, h)));
+                    let got: Vec<f32> = rows
+                        .flat_map(|(r, h)| (0..dim).map(move |c| place(h, r, c, dim)))
+                        .map(|at: usize| block[j * part + at])
                         .collect();
                     let expected = golden.values(&format!("state.{i}.{name}"));
                     assert_close(&format!("{what}, {name}"), &got, expected, 1e-4);

@@ -1,23 +1,34 @@
 //! Working memory of kernels, one piece per thread, made once and reused.
 
+use bytemuck::{Pod, Zeroable};
+
 use crate::threads::Shards;
+
+/// Values of a line of the cache: pieces begin with one, or loads of whole vectors would cross
+/// them.
+const LINE_LEN: usize = 16;
+
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; LINE_LEN]);
 
 /// `threads` pieces of `len` values.
 #[derive(Debug)]
 pub struct Scratch {
-    values: Vec<f32>,
+    lines: Vec<Line>,
     len: usize,
 }
 
 impl Scratch {
     /// A piece of `len` values for each of `threads` threads.
     pub fn new(threads: usize, len: usize) -> Scratch {
-        Scratch { values: vec![0.0; threads * len], len }
+        let len = len.next_multiple_of(LINE_LEN);
+        Scratch { lines: vec![Line([0.0; LINE_LEN]); threads * len / LINE_LEN], len }
     }
 
     /// Overwrites everything with `value`: tests poison what kernels must not rely on.
     pub fn fill(&mut self, value: f32) {
-        self.values.fill(value);
+        self.lines.fill(Line([value; LINE_LEN]));
     }
 
     /// The pieces, for the tasks of a job that needs `len` values per thread.
@@ -26,11 +37,9 @@ impl Scratch {
     /// When the pieces are smaller or fewer.
     pub(crate) fn pieces(&mut self, threads: usize, len: usize) -> Pieces<'_> {
         assert!(len <= self.len, "a kernel needs {len} values per thread, not {}", self.len);
-        assert!(
-            threads * self.len <= self.values.len(),
-            "scratch for fewer than {threads} threads"
-        );
-        Pieces { values: Shards::new(&mut self.values), stride: self.len, len }
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut self.lines);
+        assert!(threads * self.len <= values.len(), "scratch for fewer than {threads} threads");
+        Pieces { values: Shards::new(values), stride: self.len, len }
     }
 }
 

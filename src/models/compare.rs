@@ -22,17 +22,14 @@ impl Model {
                     && slots(window, kda.window_values(), layout.window_dtype)
             }
             (mixer, LayerLayout::Attention { rows }) => {
-                let width = match mixer {
-                    Mixer::Gqa(gqa) => gqa.head_dim,
-                    _ => mixer.values_per_token(),
-                };
-                let runs = mixer.values_per_token() / width;
-                let row_bytes = width * layout.kv_dtype.bytes();
+                let value_bytes = layout.kv_dtype.bytes();
                 pair.blocks.iter().enumerate().all(|(block, (one, other))| {
                     let count = (pair.tokens - block * BLOCK_LEN).min(BLOCK_LEN);
-                    (0..runs).all(|run| {
-                        let at = rows + run * BLOCK_LEN * row_bytes;
-                        same(arena, (one + at, other + at), count * row_bytes / 4)
+                    let mut next = rows;
+                    mixer.runs().all(|width| {
+                        let at = next;
+                        next += BLOCK_LEN * width * value_bytes;
+                        same(arena, (one + at, other + at), count * width * value_bytes / 4)
                     })
                 })
             }

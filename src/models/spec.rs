@@ -4,8 +4,10 @@
 //! about files: a family module (`kimi_linear.rs`, `llama.rs`, `qwen3.rs`) fills it from
 //! `config.json` and names the tensors. No code elsewhere asks which family a model is.
 
-use crate::weights::Order;
 use std::fmt;
+use std::iter::repeat_n;
+
+use crate::weights::Order;
 
 /// Tokens of one block: the unit of per-token memory (DESIGN.md section 2).
 pub const BLOCK_LEN: usize = kernels::BLOCK_LEN;
@@ -332,6 +334,17 @@ impl Mixer {
             Mixer::Mla(mla) => mla.rank + mla.rope,
             Mixer::Gqa(gqa) => 2 * gqa.kv_heads * gqa.head_dim,
         }
+    }
+
+    /// What a block holds of the layer, in order: the widths of runs of 64 positions. Keys of GQA
+    /// lie in columns, so each value of a key is a run of its own.
+    pub fn runs(&self) -> impl Iterator<Item = usize> {
+        let (ones, others, width) = match self {
+            Mixer::Kda(_) => (0, 0, 0),
+            Mixer::Mla(mla) => (0, 1, mla.rank + mla.rope),
+            Mixer::Gqa(gqa) => (gqa.kv_heads * gqa.head_dim, gqa.kv_heads, gqa.head_dim),
+        };
+        repeat_n(1, ones).chain(repeat_n(width, others))
     }
 }
 

@@ -1,161 +1,147 @@
-//! Softmax over tiles and segments for some query rows, on one thread.
+//! Softmax over the tiles of a segment for some query rows, on one thread.
 
-use crate::gemm::tile::{Nn, Nt};
+use std::ops::Range;
+
+use crate::gemm::tile::Nn;
+use crate::rows::Rows;
 use crate::scratch::take;
 use crate::simd::{Simd, load, math, store};
 use crate::span::{BLOCK_LEN, SEGMENT_LEN};
 
-/// Values of scratch for `rows` query rows with values of `value_dim`.
-pub(crate) const fn core_scratch(rows: usize, value_dim: usize) -> usize {
-    rows * (BLOCK_LEN + 4 + 2 * value_dim)
+/// Query rows of a pack, side by side.
+pub(crate) const PACK_LEN: usize = 16;
+
+/// Values of scratch for `rows` query rows.
+pub(crate) const fn core_scratch(rows: usize) -> usize {
+    rows * BLOCK_LEN + BLOCK_LEN * PACK_LEN
+}
+
+/// Values of a [`Softmax`] of `rows` query rows.
+pub(crate) const fn softmax_len(rows: usize, value_dim: usize) -> usize {
+    rows * (2 + value_dim)
+}
+
+/// Values of scratch of a [`Running`] of `rows` query rows.
+pub(crate) const fn running_scratch(rows: usize, value_dim: usize) -> usize {
+    2 * softmax_len(rows, value_dim) + core_scratch(rows)
+}
+
+/// Query rows, ordered by position: `per_position` of them (heads that share keys) at `start`, as
+/// many at `start + 1`, and so on.
+#[derive(Clone, Copy)]
+pub(crate) struct Queries<'a> {
+    pub values: &'a [f32],
+    pub order: Order,
+    pub rows: usize,
+    pub start: usize,
+    pub per_position: usize,
+    /// Width of a key, and the factor on scores.
+    pub width: usize,
+    pub scale: f32,
+}
+
+/// How queries lie, and the keys that they are multiplied by: one of the two has what is summed in
+/// columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Queries `[row][width]`, a tile's keys `[width][64]`.
+    Rows,
+    /// Queries `[position][width][16]`, up to 16 rows of a position side by side, the rest zero; a
+    /// tile's keys are rows.
+    Packs,
+}
+
+impl Queries<'_> {
+    /// Positions that row `row` sees of the tile that starts at position `at`.
+    fn seen(&self, row: usize, at: usize) -> usize {
+        (self.start + row / self.per_position + 1).saturating_sub(at).min(BLOCK_LEN)
+    }
+
+    /// Position after the last row's.
+    pub(crate) fn end(&self) -> usize {
+        self.start + self.rows / self.per_position
+    }
 }
 
 /// Keys and values of one tile: up to 64 positions.
 #[derive(Clone, Copy)]
-pub(crate) struct TileKeys<'a> {
-    /// Keys, one every `key_stride` values.
-    pub keys: &'a [f32],
-    pub key_stride: usize,
-    /// Values, one every `value_stride` values.
-    pub values: &'a [f32],
-    pub value_stride: usize,
+pub(crate) struct Tile<'a> {
+    /// Position of the first.
+    pub at: usize,
+    /// Keys, and the values from one row of theirs to the next.
+    pub keys: (&'a [f32], usize),
+    /// Values, and the values from one row of theirs to the next.
+    pub values: (&'a [f32], usize),
+    /// What to ask memory for while keys are multiplied, and while values are.
+    pub fetch: [&'a [f32]; 2],
 }
 
-/// Running softmax of some query rows.
-///
-/// Queries are ordered by position: `per_position` of them (heads that share keys) at `start`, as
-/// many at `start + 1`, and so on.
-pub(crate) struct Running<'a> {
-    queries: &'a [f32],
-    key_dim: usize,
-    value_dim: usize,
-    scale: f32,
-    start: usize,
-    per_position: usize,
-    rows: usize,
-    scores: &'a mut [f32],
-    /// Maximum and sum of the current segment, then of all before it, per row.
-    segment: &'a mut [f32],
-    total: &'a mut [f32],
-    /// Weighted values of the current segment, then of all before it.
-    segment_values: &'a mut [f32],
-    total_values: &'a mut [f32],
+/// What some query rows have attended to so far: per row, the sum of weighted values, then the
+/// largest score and the sum of weights relative to it.
+pub(crate) struct Softmax<'a> {
+    rows: &'a mut [f32],
+    width: usize,
 }
 
-/// Widths of keys and values, and the factor on scores.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Widths {
-    pub key: usize,
-    pub value: usize,
-    pub scale: f32,
-}
-
-impl<'a> Running<'a> {
-    /// `queries` are rows of `widths.key` values, the first `per_position` of them at `start`.
-    pub(crate) fn new(
-        queries: &'a [f32],
-        widths: Widths,
-        start: usize,
-        per_position: usize,
-        mut scratch: &'a mut [f32],
-    ) -> Self {
-        let rows = queries.len() / widths.key;
-        assert_eq!(rows % per_position, 0);
-        let mut running = Running {
-            queries,
-            key_dim: widths.key,
-            value_dim: widths.value,
-            scale: widths.scale,
-            start,
-            per_position,
-            rows,
-            scores: take(&mut scratch, rows * BLOCK_LEN),
-            segment: take(&mut scratch, rows * 2),
-            total: take(&mut scratch, rows * 2),
-            segment_values: take(&mut scratch, rows * widths.value),
-            total_values: take(&mut scratch, rows * widths.value),
-        };
-        running.total_values.fill(0.0);
-        empty(running.total);
-        running.clear_segment();
-        running
+impl<'a> Softmax<'a> {
+    /// Nothing attended yet, by as many rows of values of `width` as `memory` holds.
+    pub(crate) fn empty(memory: &'a mut [f32], width: usize) -> Self {
+        assert_eq!(memory.len() % softmax_len(1, width), 0);
+        let mut softmax = Softmax { rows: memory, width };
+        softmax.clear();
+        softmax
     }
 
-    /// Positions the last query sees.
-    pub(crate) fn end(&self) -> usize {
-        self.start + self.rows / self.per_position
-    }
-
-    fn clear_segment(&mut self) {
-        self.segment_values.fill(0.0);
-        empty(self.segment);
-    }
-
-    /// Rows `0..tile_len` of a tile that starts at position `at` are seen by query row `row` up to
-    /// its own position.
-    fn visible(&self, row: usize, at: usize) -> usize {
-        (self.start + row / self.per_position + 1).saturating_sub(at).min(BLOCK_LEN)
-    }
-
-    /// Attends to the tile at position `at`. Tiles come in order, from position 0.
-    #[inline(always)]
-    pub(crate) fn tile<S: Simd>(&mut self, s: S, at: usize, tile: TileKeys<'_>) {
-        if at > 0 && at.is_multiple_of(SEGMENT_LEN) {
-            self.merge_segment(s);
-            self.clear_segment();
+    fn clear(&mut self) {
+        for row in self.rows.chunks_exact_mut(softmax_len(1, self.width)) {
+            row.fill(0.0);
+            row[self.width] = f32::NEG_INFINITY;
         }
+    }
+
+    /// Attends to a tile, the next of its segment.
+    #[inline(always)]
+    pub(crate) fn tile<S: Simd>(
+        &mut self,
+        s: S,
+        queries: Queries<'_>,
+        tile: Tile<'_>,
+        mut scratch: &mut [f32],
+    ) {
+        let scores = take(&mut scratch, queries.rows * BLOCK_LEN);
         let mut row = 0;
-        while row < self.rows {
-            let seen = self.visible(row, at);
+        while row < queries.rows {
+            let seen = queries.seen(row, tile.at);
             // Rows that see a whole tile go together, others by position.
-            let next = if seen == BLOCK_LEN { self.rows } else { row + self.per_position };
+            let next = if seen == BLOCK_LEN { queries.rows } else { row + queries.per_position };
             if seen > 0 {
-                self.rows_of_tile(s, row, next - row, seen, &tile);
+                let rows = row..next;
+                match queries.order {
+                    Order::Rows => score_rows(s, queries, rows, seen, tile, scores),
+                    Order::Packs => score_packs(s, queries, rows, seen, tile, scores, scratch),
+                }
+                for row in row..next {
+                    self.weigh_row(s, row, queries.scale, seen, scores);
+                }
+                self.add_values(s, row, next - row, seen, tile, scores);
             }
             row = next;
         }
     }
 
-    /// Rows `first..first + rows` against the first `seen` keys of the tile.
-    #[inline(always)]
-    fn rows_of_tile<S: Simd>(
-        &mut self,
-        s: S,
-        first: usize,
-        rows: usize,
-        seen: usize,
-        tile: &TileKeys<'_>,
-    ) {
-        let (dk, dv) = (self.key_dim, self.value_dim);
-        assert!((seen - 1) * tile.key_stride + dk <= tile.keys.len());
-        assert!((seen - 1) * tile.value_stride + dv <= tile.values.len());
-        // SAFETY: query rows first..first + rows exist, the tile holds `seen` keys by the
-        // assertion, and each row has 64 scores.
-        unsafe {
-            let queries = (self.queries.as_ptr().add(first * dk), dk);
-            let scores = (self.scores.as_mut_ptr().add(first * BLOCK_LEN), BLOCK_LEN);
-            let keys = (tile.keys.as_ptr(), tile.key_stride);
-            s.vectorize(Nt::new((rows, seen, dk), queries, keys, scores, false));
-        }
-        for row in first..first + rows {
-            self.softmax_row(s, row, seen);
-        }
-        // SAFETY: as above for the scores, which are weights now; the tile holds `seen` values by
-        // the assertion, and each row has dv weighted values.
-        unsafe {
-            let weights = (self.scores.as_ptr().add(first * BLOCK_LEN), (BLOCK_LEN, 1));
-            let values = (tile.values.as_ptr(), tile.value_stride);
-            let out = (self.segment_values.as_mut_ptr().add(first * dv), dv);
-            s.vectorize(Nn::new((rows, dv, seen), weights, values, out, true));
-        }
-    }
-
     /// Turns a row's scores into weights relative to its running maximum.
     #[inline(always)]
-    fn softmax_row<S: Simd>(&mut self, s: S, row: usize, seen: usize) {
-        let scores = &mut self.scores[row * BLOCK_LEN..(row + 1) * BLOCK_LEN];
+    fn weigh_row<S: Simd>(
+        &mut self,
+        s: S,
+        row: usize,
+        scale: f32,
+        seen: usize,
+        scores: &mut [f32],
+    ) {
+        let scores = &mut scores[row * BLOCK_LEN..(row + 1) * BLOCK_LEN];
         scores[seen..].fill(f32::NEG_INFINITY);
-        let scale = s.splat(self.scale);
+        let scale = s.splat(scale);
         let mut best = s.splat(f32::NEG_INFINITY);
         let mut c = 0;
         while c < seen {
@@ -164,9 +150,10 @@ impl<'a> Running<'a> {
             best = s.max(best, score);
             c += S::LANES;
         }
-        let segment = &mut self.segment[row * 2..row * 2 + 2];
-        let new = s.max_lane(best).max(segment[0]);
-        let shrink = (segment[0] - new).exp();
+        let len = softmax_len(1, self.width);
+        let (values, pair) = self.rows[row * len..(row + 1) * len].split_at_mut(self.width);
+        let new = s.max_lane(best).max(pair[0]);
+        let shrink = (pair[0] - new).exp();
         let mut total = s.splat(0.0);
         let mut c = 0;
         while c < seen {
@@ -176,57 +163,194 @@ impl<'a> Running<'a> {
             total = s.add(total, weight);
             c += S::LANES;
         }
-        segment[1] = segment[1] * shrink + s.sum(total);
-        segment[0] = new;
+        pair[1] = pair[1] * shrink + s.sum(total);
+        pair[0] = new;
         if shrink != 1.0 {
-            let dv = self.value_dim;
-            scale_row(s, &mut self.segment_values[row * dv..(row + 1) * dv], shrink);
+            scale_row(s, values, shrink);
         }
     }
 
-    /// Adds the current segment to the total, row by row.
+    /// Adds the first `seen` values of the tile, weighted, to rows `first..first + rows`.
     #[inline(always)]
-    fn merge_segment<S: Simd>(&mut self, s: S) {
-        let dv = self.value_dim;
-        for row in 0..self.rows {
-            let (max, sum) = (self.segment[row * 2], self.segment[row * 2 + 1]);
-            if max == f32::NEG_INFINITY {
-                continue; // the row saw nothing of this segment
-            }
-            let total = &mut self.total[row * 2..row * 2 + 2];
-            let new = total[0].max(max);
-            let (keep, scale) = ((total[0] - new).exp(), (max - new).exp());
-            total[1] = total[1] * keep + sum * scale;
-            total[0] = new;
-            let values = &mut self.total_values[row * dv..(row + 1) * dv];
-            let added = &self.segment_values[row * dv..(row + 1) * dv];
-            let mut c = 0;
-            while c < dv {
-                let n = (dv - c).min(S::LANES);
-                let kept = s.mul(load(s, &values[c..], n), s.splat(keep));
-                let new = s.fma(load(s, &added[c..], n), s.splat(scale), kept);
-                store(s, &mut values[c..], n, new);
-                c += n;
-            }
+    fn add_values<S: Simd>(
+        &mut self,
+        s: S,
+        first: usize,
+        rows: usize,
+        seen: usize,
+        tile: Tile<'_>,
+        weights: &[f32],
+    ) {
+        let (values, stride) = tile.values;
+        let (width, len) = (self.width, softmax_len(1, self.width));
+        assert!((seen - 1) * stride + width <= values.len());
+        assert!((first + rows) * BLOCK_LEN <= weights.len());
+        assert!((first + rows) * len <= self.rows.len());
+        // SAFETY: each of the rows has 64 weights and `width` sums, the tile `seen` rows of
+        // `width` values, by the assertions.
+        unsafe {
+            let weights = (weights.as_ptr().add(first * BLOCK_LEN), (BLOCK_LEN, 1));
+            let out = (self.rows.as_mut_ptr().add(first * len), len);
+            let values = (values.as_ptr(), stride);
+            multiply(s, Nn::new((rows, width, seen), weights, values, out, true), tile.fetch[1]);
         }
     }
 
-    /// The attended values, `[rows][value_dim]`.
+    /// Adds what `other` attended to, row by row.
     #[inline(always)]
-    pub(crate) fn finish<S: Simd>(mut self, s: S) -> &'a [f32] {
-        self.merge_segment(s);
-        for row in 0..self.rows {
-            let values = &mut self.total_values[row * self.value_dim..(row + 1) * self.value_dim];
-            scale_row(s, values, 1.0 / self.total[row * 2 + 1]);
-        }
-        self.total_values
+    pub(crate) fn merge<S: Simd>(&mut self, s: S, other: &Softmax<'_>) {
+        let len = softmax_len(1, self.width);
+        assert_eq!((self.width, self.rows.len()), (other.width, other.rows.len()));
+        let pairs = self.rows.chunks_exact_mut(len).zip(other.rows.chunks_exact(len));
+        pairs.for_each(|(row, other)| merge_row(s, row, other));
+    }
+
+    /// Rows of values, of which each has two more behind it.
+    #[inline(always)]
+    pub(crate) fn finish<S: Simd>(self, s: S) -> Rows<'a> {
+        let len = softmax_len(1, self.width);
+        self.rows.chunks_exact_mut(len).for_each(|row| finish_row(s, row));
+        Rows::new(self.rows, len).columns(0, self.width)
+    }
+
+    /// The rows as they are, for [`merge_row`] of another task.
+    pub(crate) fn into_rows(self) -> std::slice::ChunksExact<'a, f32> {
+        self.rows.chunks_exact(softmax_len(1, self.width))
     }
 }
 
-/// No key seen: maximum minus infinity, sum 0.
-fn empty(pairs: &mut [f32]) {
-    for pair in pairs.chunks_exact_mut(2) {
-        pair.copy_from_slice(&[f32::NEG_INFINITY, 0.0]);
+/// Adds what one row of a [`Softmax`] attended to, to another.
+#[inline(always)]
+pub(crate) fn merge_row<S: Simd>(s: S, row: &mut [f32], other: &[f32]) {
+    let (values, pair) = row.split_at_mut(row.len() - 2);
+    let (added, other) = other.split_at(values.len());
+    let (max, sum) = (other[0], other[1]);
+    if max == f32::NEG_INFINITY {
+        return; // the row saw nothing there
+    }
+    let new = pair[0].max(max);
+    let (keep, scale) = ((pair[0] - new).exp(), (max - new).exp());
+    pair[1] = pair[1] * keep + sum * scale;
+    pair[0] = new;
+    let mut c = 0;
+    while c < values.len() {
+        let n = (values.len() - c).min(S::LANES);
+        let kept = s.mul(load(s, &values[c..], n), s.splat(keep));
+        let new = s.fma(load(s, &added[c..], n), s.splat(scale), kept);
+        store(s, &mut values[c..], n, new);
+        c += n;
+    }
+}
+
+/// Divides the values of a row of a [`Softmax`] by the sum of their weights.
+#[inline(always)]
+pub(crate) fn finish_row<S: Simd>(s: S, row: &mut [f32]) {
+    let (values, pair) = row.split_at_mut(row.len() - 2);
+    scale_row(s, values, 1.0 / pair[1]);
+}
+
+/// Query rows that attend to all their positions, segment after segment.
+pub(crate) struct Running<'a> {
+    queries: Queries<'a>,
+    segment: Softmax<'a>,
+    total: Softmax<'a>,
+    scratch: &'a mut [f32],
+}
+
+impl<'a> Running<'a> {
+    /// `scratch` is [`running_scratch`] values.
+    pub(crate) fn new(queries: Queries<'a>, value_dim: usize, mut scratch: &'a mut [f32]) -> Self {
+        let len = softmax_len(queries.rows, value_dim);
+        let segment = Softmax::empty(take(&mut scratch, len), value_dim);
+        let total = Softmax::empty(take(&mut scratch, len), value_dim);
+        Running { queries, segment, total, scratch }
+    }
+
+    /// Attends to a tile. Tiles come in order, from position 0.
+    #[inline(always)]
+    pub(crate) fn tile<S: Simd>(&mut self, s: S, tile: Tile<'_>) {
+        if tile.at > 0 && tile.at.is_multiple_of(SEGMENT_LEN) {
+            self.total.merge(s, &self.segment);
+            self.segment.clear();
+        }
+        self.segment.tile(s, self.queries, tile, self.scratch);
+    }
+
+    /// The attended values.
+    #[inline(always)]
+    pub(crate) fn finish<S: Simd>(mut self, s: S) -> Rows<'a> {
+        self.total.merge(s, &self.segment);
+        self.total.finish(s)
+    }
+}
+
+/// Scores of rows that lie as such, against keys in columns.
+#[inline(always)]
+fn score_rows<S: Simd>(
+    s: S,
+    queries: Queries<'_>,
+    rows: Range<usize>,
+    seen: usize,
+    tile: Tile<'_>,
+    scores: &mut [f32],
+) {
+    let (keys, stride) = tile.keys;
+    let width = queries.width;
+    // Whole vectors: what stands behind the last position seen is not looked at.
+    let columns = seen.next_multiple_of(S::LANES);
+    assert!(rows.end * width <= queries.values.len() && rows.end * BLOCK_LEN <= scores.len());
+    assert!(stride >= columns && width * stride <= keys.len() && columns <= BLOCK_LEN);
+    // SAFETY: the rows have `width` values and 64 scores each, and each of the `width` rows of keys
+    // `columns` values, by the assertions.
+    unsafe {
+        let queries = (queries.values.as_ptr().add(rows.start * width), (width, 1));
+        let out = (scores.as_mut_ptr().add(rows.start * BLOCK_LEN), BLOCK_LEN);
+        let size = (rows.len(), columns, width);
+        multiply(s, Nn::new(size, queries, (keys.as_ptr(), stride), out, false), tile.fetch[0]);
+    }
+}
+
+/// Runs a product that asks memory for what comes next, if anything does.
+#[inline(always)]
+fn multiply<S: Simd>(s: S, product: Nn<false>, next: &[f32]) {
+    match next {
+        [] => s.vectorize(product),
+        next => s.vectorize(product.fetching::<S>(next)),
+    }
+}
+
+/// Scores of packs of rows, a position's each, against keys in rows.
+#[inline(always)]
+fn score_packs<S: Simd>(
+    s: S,
+    queries: Queries<'_>,
+    rows: Range<usize>,
+    seen: usize,
+    tile: Tile<'_>,
+    scores: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let (keys, stride) = tile.keys;
+    let (width, together) = (queries.width, queries.per_position);
+    let lanes = together.next_multiple_of(S::LANES);
+    assert!(lanes <= PACK_LEN && rows.end.is_multiple_of(together));
+    assert!((seen - 1) * stride + width <= keys.len() && seen * PACK_LEN <= scratch.len());
+    for position in rows.start / together..rows.end / together {
+        let pack = &queries.values[position * width * PACK_LEN..][..width * PACK_LEN];
+        // SAFETY: the tile has `seen` keys and the scratch as many packs of scores by the
+        // assertion, the pack `width` rows of 16 values.
+        unsafe {
+            let out = (scratch.as_mut_ptr(), PACK_LEN);
+            let keys = (keys.as_ptr(), (stride, 1));
+            s.vectorize(Nn::new((seen, lanes, width), keys, (pack.as_ptr(), PACK_LEN), out, false));
+        }
+        for lane in 0..together {
+            let row = position * together + lane;
+            let scores = &mut scores[row * BLOCK_LEN..][..seen];
+            for (score, pack) in scores.iter_mut().zip(scratch.chunks_exact(PACK_LEN)) {
+                *score = pack[lane];
+            }
+        }
     }
 }
 

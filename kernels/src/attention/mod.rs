@@ -8,7 +8,10 @@
 
 mod core;
 
-pub(crate) use self::core::{Running, TileKeys, Widths, core_scratch};
+pub(crate) use self::core::{
+    Order, PACK_LEN, Queries, Running, Softmax, Tile, core_scratch, finish_row, merge_row,
+    running_scratch, softmax_len,
+};
 
 use std::ops::Range;
 
@@ -61,6 +64,30 @@ pub fn write_rows(
                 let place = (group * BLOCK_LEN + position % BLOCK_LEN) * width;
                 let place = block + place * size_of::<f32>();
                 arena.f32s_mut(place, width).copy_from_slice(values);
+            }
+        }
+    }
+}
+
+/// As [`write_rows`], for a block that holds `[width][64]`.
+///
+/// # Panics
+/// As [`write_rows`].
+pub fn write_columns(
+    (spans, tables): (&[Span], &[usize]),
+    rows: Rows<'_>,
+    arena: &mut Arena,
+    at: usize,
+) {
+    for span in spans {
+        let table = &tables[span.table.clone()];
+        for r in 0..span.rows {
+            let position = span.start + r;
+            let block = table[position / BLOCK_LEN] + at;
+            let values = rows.row(span.first_row + r);
+            let columns = arena.f32s_mut(block, values.len() * BLOCK_LEN);
+            for (value, column) in values.iter().zip(columns.chunks_exact_mut(BLOCK_LEN)) {
+                column[position % BLOCK_LEN] = *value;
             }
         }
     }

@@ -8,26 +8,26 @@
 //! Tiles only choose which outputs are computed together. An output's own order of operations is
 //! the same in every tile, so results do not depend on `m` or on an output's place.
 
-use crate::simd::{Element, Kernel, Simd};
+use crate::simd::{Kernel, Simd};
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
 /// `out[i][j] = Σ_k x[i][k] w[j][k]`, or `+=`.
-pub(crate) struct Nt<E> {
+pub(crate) struct Nt {
     m: usize,
     n: usize,
     k: usize,
     x: *const f32,
     x_stride: usize,
-    w: *const E,
+    w: *const f32,
     w_stride: usize,
     out: *mut f32,
     out_stride: usize,
     add: bool,
 }
 
-impl<E: Element> Nt<E> {
+impl Nt {
     /// `m` rows of `x` against `n` rows of `w`, both `k` long.
     ///
     /// # Safety
@@ -38,7 +38,7 @@ impl<E: Element> Nt<E> {
     pub(crate) unsafe fn new(
         (m, n, k): (usize, usize, usize),
         (x, x_stride): (*const f32, usize),
-        (w, w_stride): (*const E, usize),
+        (w, w_stride): (*const f32, usize),
         (out, out_stride): (*mut f32, usize),
         add: bool,
     ) -> Self {
@@ -75,7 +75,7 @@ impl<E: Element> Nt<E> {
             let whole = self.k - self.k % S::LANES;
             let mut at = 0;
             while at < whole {
-                if i == 0 && at.is_multiple_of(LINE_BYTES / size_of::<E>()) {
+                if i == 0 && at.is_multiple_of(LINE_BYTES / size_of::<f32>()) {
                     // Rows of `w` are too short for the processor to see a stream in each: the
                     // first rows of `x` ask for the next ones.
                     for c in N..2 * N {
@@ -87,7 +87,7 @@ impl<E: Element> Nt<E> {
                     *row = s.load(x.add(r * self.x_stride + at));
                 }
                 for c in 0..N {
-                    let column = E::load(s, w.add(c * self.w_stride + at));
+                    let column = s.load(w.add(c * self.w_stride + at));
                     for (acc, row) in acc.iter_mut().zip(rows) {
                         acc[c] = s.fma(row, column, acc[c]);
                     }
@@ -97,7 +97,7 @@ impl<E: Element> Nt<E> {
             if whole < self.k {
                 let rest = self.k - whole;
                 for c in 0..N {
-                    let column = E::load_head(s, w.add(c * self.w_stride + whole), rest);
+                    let column = s.load_head(w.add(c * self.w_stride + whole), rest);
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let row = s.load_head(x.add(r * self.x_stride + whole), rest);
                         acc[c] = s.fma(row, column, acc[c]);
@@ -115,7 +115,7 @@ impl<E: Element> Nt<E> {
     }
 }
 
-impl<E: Element> Kernel for Nt<E> {
+impl Kernel for Nt {
     type Out = ();
 
     #[inline(always)]
@@ -140,20 +140,31 @@ impl<E: Element> Kernel for Nt<E> {
 }
 
 /// `out[i][j] = start + Σ_k a[i][k] b[k][j]`, where `start` is `out[i][j]` or 0.
-pub(crate) struct Nn<E> {
+pub(crate) struct Nn<const FETCH: bool> {
     m: usize,
     n: usize,
     k: usize,
     a: *const f32,
     a_strides: (usize, usize),
-    b: *const E,
+    b: *const f32,
     b_stride: usize,
     out: *mut f32,
     out_stride: usize,
     add: bool,
+    fetch: Fetch,
 }
 
-impl<E: Element> Nn<E> {
+/// Memory that is asked for on the way, because the next product reads it.
+#[derive(Clone, Copy)]
+struct Fetch {
+    at: *const u8,
+    /// The last line asked for.
+    last: *const u8,
+    /// Bytes further with each step.
+    step: usize,
+}
+
+impl Nn<false> {
     /// `m` rows of `a`, whose value `[i][k]` lies at `i * a_strides.0 + k * a_strides.1`, against
     /// `k` rows of `b`, `n` long.
     ///
@@ -165,18 +176,56 @@ impl<E: Element> Nn<E> {
     pub(crate) unsafe fn new(
         (m, n, k): (usize, usize, usize),
         (a, a_strides): (*const f32, (usize, usize)),
-        (b, b_stride): (*const E, usize),
+        (b, b_stride): (*const f32, usize),
         (out, out_stride): (*mut f32, usize),
         add: bool,
     ) -> Self {
-        Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add }
+        let fetch = Fetch { at: b.cast(), last: b.cast(), step: 0 };
+        Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add, fetch }
     }
 
+    /// The same, which asks for `memory` on its way, so that the next product finds it.
+    #[inline(always)]
+    pub(crate) fn fetching<S: Simd>(self, memory: &[f32]) -> Nn<true> {
+        let Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add, .. } = self;
+        let columns = n / S::LANES;
+        let pieces =
+            m.div_ceil(most_rows::<S>(vectors::<S>(m))) * columns.div_ceil(vectors::<S>(m));
+        let range = memory.as_ptr_range();
+        let step = size_of_val(memory).div_ceil((pieces * k).max(1)).min(2 * LINE_BYTES);
+        let fetch = Fetch { at: range.start.cast(), last: range.end.cast(), step };
+        Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add, fetch }
+    }
+}
+
+/// Vectors of columns of a piece that has all of its kind.
+const fn vectors<S: Simd>(rows: usize) -> usize {
+    match rows {
+        // Few rows want more columns, or their sums would wait for each other.
+        0..=1 => 8,
+        2..=3 => 4,
+        _ if S::WIDE => 4,
+        _ => 2,
+    }
+}
+
+/// Most rows of a piece, of which the registers hold all sums.
+const fn most_rows<S: Simd>(vectors: usize) -> usize {
+    match vectors {
+        1 => 8,
+        2 => 6,
+        4 if S::WIDE => 5,
+        4 => 3,
+        _ => 1,
+    }
+}
+
+impl<const FETCH: bool> Nn<FETCH> {
     /// `N` vectors of columns from `j` on, all rows.
     #[inline(always)]
-    fn strip<S: Simd, const N: usize>(&self, s: S, j: usize) {
-        // Pieces of nearly equal height, of which the registers hold all sums.
-        let most = if N == 4 { 5 } else { 6 };
+    fn strip<S: Simd, const N: usize>(&mut self, s: S, j: usize) {
+        // Pieces of nearly equal height.
+        let most = const { most_rows::<S>(N) };
         let mut left = self.m;
         while left > 0 {
             let height = left.div_ceil(left.div_ceil(most));
@@ -187,6 +236,8 @@ impl<E: Element> Nn<E> {
                 3 => self.tile::<S, 3, N>(s, i, j),
                 4 => self.tile::<S, 4, N>(s, i, j),
                 5 => self.tile::<S, 5, N>(s, i, j),
+                7 if N == 1 => self.tile::<S, 7, N>(s, i, j),
+                8 if N == 1 => self.tile::<S, 8, N>(s, i, j),
                 _ => self.tile::<S, 6, N>(s, i, j),
             }
             left -= height;
@@ -194,7 +245,7 @@ impl<E: Element> Nn<E> {
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const N: usize>(&self, s: S, i: usize, j: usize) {
+    fn tile<S: Simd, const M: usize, const N: usize>(&mut self, s: S, i: usize, j: usize) {
         debug_assert!(i + M <= self.m && j + N * S::LANES <= self.n);
         // SAFETY: rows i..i + M, columns j..j + N * LANES and indices below k are those the
         // constructor's caller vouched for.
@@ -210,10 +261,16 @@ impl<E: Element> Nn<E> {
             }
             let mut a = self.a.add(i * self.a_strides.0);
             let mut b = self.b.add(j);
+            let mut fetch = self.fetch;
             for _ in 0..self.k {
+                if FETCH {
+                    s.prefetch(fetch.at);
+                    s.prefetch(fetch.at.wrapping_add(LINE_BYTES));
+                    fetch.at = fetch.at.wrapping_add(fetch.step).min(fetch.last);
+                }
                 let mut columns = [s.splat(0.0); N];
                 for (c, column) in columns.iter_mut().enumerate() {
-                    *column = E::load(s, b.add(c * S::LANES));
+                    *column = s.load(b.add(c * S::LANES));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let factor = s.splat(*a.add(r * self.a_strides.0));
@@ -224,6 +281,7 @@ impl<E: Element> Nn<E> {
                 a = a.wrapping_add(self.a_strides.1);
                 b = b.wrapping_add(self.b_stride);
             }
+            self.fetch = fetch;
             for (r, acc) in acc.iter().enumerate() {
                 for (c, acc) in acc.iter().enumerate() {
                     s.store(out.add(r * self.out_stride + c * S::LANES), *acc);
@@ -245,7 +303,7 @@ impl<E: Element> Nn<E> {
                 let mut acc = if self.add { s.load_head(out, rest) } else { s.splat(0.0) };
                 for k in 0..self.k {
                     let factor = *self.a.add(i * self.a_strides.0 + k * self.a_strides.1);
-                    let column = E::load_head(s, self.b.add(k * self.b_stride + j), rest);
+                    let column = s.load_head(self.b.add(k * self.b_stride + j), rest);
                     acc = s.fma(s.splat(factor), column, acc);
                 }
                 s.store_head(out, rest, acc);
@@ -254,13 +312,20 @@ impl<E: Element> Nn<E> {
     }
 }
 
-impl<E: Element> Kernel for Nn<E> {
+impl<const FETCH: bool> Kernel for Nn<FETCH> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let mut j = 0;
-        if S::WIDE {
+        let most = vectors::<S>(self.m);
+        if most == 8 {
+            while j + 8 * S::LANES <= self.n {
+                self.strip::<S, 8>(s, j);
+                j += 8 * S::LANES;
+            }
+        }
+        if most >= 4 {
             while j + 4 * S::LANES <= self.n {
                 self.strip::<S, 4>(s, j);
                 j += 4 * S::LANES;

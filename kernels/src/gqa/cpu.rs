@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use crate::attention::{Paged, Running, TileKeys, Widths, core_scratch, row_tasks};
+use crate::attention::{Order, Paged, Queries, Running, Tile, row_tasks, running_scratch};
 use crate::device::Cpu;
 use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
@@ -18,7 +18,7 @@ const ROWS: usize = 64;
 /// Values of scratch that [`attend`] needs per thread.
 pub fn scratch_len(shape: Shape) -> usize {
     let rows = ROWS * shape.heads / shape.kv_heads;
-    rows * shape.head_dim + core_scratch(rows, shape.head_dim)
+    rows * shape.head_dim + running_scratch(rows, shape.head_dim)
 }
 
 /// Attends every row of every span; `q` and `out` are `[rows][heads * head_dim]`. `tasks` is
@@ -90,24 +90,36 @@ impl Kernel for Task<'_> {
             let q = &self.q.row(self.span.first_row + r)[column..column + width];
             queries[i * width..(i + 1) * width].copy_from_slice(q);
         }
-        let widths = Widths { key: dim, value: dim, scale: self.shape.scale() };
-        let start = self.span.start + self.rows.start;
-        let mut running = Running::new(queries, widths, start, group, rest);
+        let queries = Queries {
+            values: queries,
+            order: Order::Rows,
+            rows: self.rows.len() * group,
+            start: self.span.start + self.rows.start,
+            per_position: group,
+            width: dim,
+            scale: self.shape.scale(),
+        };
+        let mut running = Running::new(queries, dim, rest);
         let part = BLOCK_LEN * dim;
         let keys_from = self.kv_head * part;
         let values_from = self.shape.keys_in_block() + keys_from;
-        for block in 0..running.end().div_ceil(BLOCK_LEN) {
-            let keys = self.paged.block(self.span, block, keys_from, part);
-            let values = self.paged.block(self.span, block, values_from, part);
-            let tile = TileKeys { keys, key_stride: dim, values, value_stride: dim };
-            running.tile(s, block * BLOCK_LEN, tile);
+        let block = |at: usize, from: usize| match at < queries.end() {
+            true => self.paged.block(self.span, at / BLOCK_LEN, from, part),
+            false => &[],
+        };
+        for at in (0..queries.end()).step_by(BLOCK_LEN) {
+            let (keys, values) = (block(at, keys_from), block(at, values_from));
+            let fetch = [values, block(at + BLOCK_LEN, keys_from)];
+            running.tile(s, Tile { at, keys: (keys, BLOCK_LEN), values: (values, dim), fetch });
         }
         let attended = running.finish(s);
         for (i, r) in self.rows.enumerate() {
             let at = (self.span.first_row + r) * self.stride + column;
             // SAFETY: this task alone writes these heads of these rows.
             let out = unsafe { self.out.slice_mut(at..at + width) };
-            out.copy_from_slice(&attended[i * width..(i + 1) * width]);
+            for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                out.copy_from_slice(attended.row(i * group + head));
+            }
         }
     }
 }

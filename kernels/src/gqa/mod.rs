@@ -1,7 +1,8 @@
 //! Grouped-query attention over paged keys and values (MHA where groups have one head).
 //!
-//! A block holds, per layer, `K [kv_heads][64][dim]`, then `V [kv_heads][64][dim]`. Query head `h`
-//! uses key head `h / (heads / kv_heads)`. Scores are times `dim^-1/2`, causal, softmax in f32.
+//! A block holds, per layer, `K [kv_heads][dim][64]`, then `V [kv_heads][64][dim]`: positions lie
+//! side by side in keys, so that scores of several are summed at once. Query head `h` uses key head
+//! `h / (heads / kv_heads)`. Scores are times `dim^-1/2`, causal, softmax in f32.
 
 mod cpu;
 pub mod naive;
@@ -9,7 +10,7 @@ pub mod naive;
 pub use cpu::{attend, scratch_len};
 
 use crate::arena::Arena;
-use crate::attention::write_rows;
+use crate::attention::{write_columns, write_rows};
 use crate::rows::Rows;
 use crate::span::{BLOCK_LEN, Span};
 
@@ -44,7 +45,7 @@ pub fn write(
     arena: &mut Arena,
     at: usize,
 ) {
-    write_rows((spans, tables), keys, shape.head_dim, arena, at);
+    write_columns((spans, tables), keys, arena, at);
     let values_at = at + shape.keys_in_block() * size_of::<f32>();
     write_rows((spans, tables), values, shape.head_dim, arena, values_at);
 }

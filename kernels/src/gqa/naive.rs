@@ -14,15 +14,18 @@ pub fn attend(shape: Shape, q: Rows<'_>, paged: Paged<'_>, mut out: RowsMut<'_>)
             for head in 0..shape.heads {
                 let kv = head / group * part;
                 let values_from = shape.keys_in_block() + kv;
-                let at = |from: usize, i: usize| {
-                    &paged.block(span, i / BLOCK_LEN, from, part)[i % BLOCK_LEN * dim..][..dim]
+                let block = |from: usize, i: usize| paged.block(span, i / BLOCK_LEN, from, part);
+                let key = |i: usize| -> Vec<f32> {
+                    let keys = block(kv, i).iter();
+                    keys.skip(i % BLOCK_LEN).step_by(BLOCK_LEN).copied().collect()
                 };
+                let value = |i: usize| &block(values_from, i)[i % BLOCK_LEN * dim..][..dim];
                 let columns = head * dim..(head + 1) * dim;
                 let q = &q.row(span.first_row + r)[columns.clone()];
                 let seen = 0..=span.start + r;
-                let scores = seen.map(|i| dot(q, at(kv, i)) * shape.scale());
+                let scores = seen.map(|i| dot(q, &key(i)) * shape.scale());
                 let out = &mut out.row(span.first_row + r)[columns];
-                weighted_sum(&softmax(scores.collect()), |i| at(values_from, i), out);
+                weighted_sum(&softmax(scores.collect()), value, out);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Job, Shape};
-use crate::attention::{Running, TileKeys, Widths, core_scratch, row_tasks};
+use crate::attention::{Order, Queries, Running, Tile, row_tasks, running_scratch};
 use crate::gemm::strip::Multiply;
 use crate::panels::Panels;
 use crate::rows::RowsMut;
@@ -16,8 +16,8 @@ use crate::threads::Shards;
 const ROWS: usize = 512;
 
 pub(super) fn scratch_len(shape: Shape) -> usize {
-    let tile = BLOCK_LEN * (shape.query() + shape.value_dim);
-    ROWS * shape.query() + tile + core_scratch(ROWS, shape.value_dim)
+    let tile = BLOCK_LEN * (shape.query() + shape.nope + shape.value_dim);
+    ROWS * shape.query() + tile + running_scratch(ROWS, shape.value_dim)
 }
 
 /// One task per head and up to 512 rows of a span.
@@ -72,53 +72,84 @@ impl Kernel for Task<'_> {
             let q = &self.job.q.row(self.span.first_row + r)[self.head * dq..][..dq];
             queries[i * dq..(i + 1) * dq].copy_from_slice(q);
         }
-        let keys = take(&mut rest, BLOCK_LEN * dq);
-        let values = take(&mut rest, BLOCK_LEN * dv);
-        let widths = Widths { key: dq, value: dv, scale: shape.scale() };
-        let start = self.span.start + self.rows.start;
-        let mut running = Running::new(queries, widths, start, 1, rest);
-        for block in 0..running.end().div_ceil(BLOCK_LEN) {
-            let at = block * BLOCK_LEN;
-            let len = BLOCK_LEN.min(running.end() - at);
-            let latents = self.job.paged.block(self.span, block, 0, len * shape.row());
+        let queries = Queries {
+            values: queries,
+            order: Order::Rows,
+            rows: self.rows.len(),
+            start: self.span.start + self.rows.start,
+            per_position: 1,
+            width: dq,
+            scale: shape.scale(),
+        };
+        let mut expanded = Expanded {
+            rows: take(&mut rest, BLOCK_LEN * shape.nope),
+            keys: take(&mut rest, BLOCK_LEN * dq),
+            values: take(&mut rest, BLOCK_LEN * dv),
+        };
+        let mut running = Running::new(queries, dv, rest);
+        for at in (0..queries.end()).step_by(BLOCK_LEN) {
+            let len = BLOCK_LEN.min(queries.end() - at);
+            let latents = self.job.paged.block(self.span, at / BLOCK_LEN, 0, len * shape.row());
             let up = [self.job.up.keys(self.head), self.job.up.values(self.head)];
-            expand(s, shape, latents, up, keys, values);
-            let tile = TileKeys { keys, key_stride: dq, values, value_stride: dv };
-            running.tile(s, at, tile);
+            expanded.fill(s, shape, latents, up);
+            let (keys, values) = ((&*expanded.keys, BLOCK_LEN), (&*expanded.values, dv));
+            running.tile(s, Tile { at, keys, values, fetch: [&[], &[]] });
         }
         let attended = running.finish(s);
         for (i, r) in self.rows.enumerate() {
             let at = (self.span.first_row + r) * self.stride + self.head * dv;
             // SAFETY: this task alone writes this head of these rows.
             let out = unsafe { self.out.slice_mut(at..at + dv) };
-            out.copy_from_slice(&attended[i * dv..(i + 1) * dv]);
+            out.copy_from_slice(attended.row(i));
         }
     }
 }
 
-/// Keys `[up_k ĉ | shared]` and values `up_v ĉ` of one head for the rows of a tile.
-#[inline(always)]
-fn expand<S: Simd>(
-    s: S,
-    shape: Shape,
-    latents: &[f32],
-    [up_keys, up_values]: [Panels<'_>; 2],
-    keys: &mut [f32],
-    values: &mut [f32],
-) {
-    let (row, rank, dq, dv) = (shape.row(), shape.rank, shape.query(), shape.value_dim);
-    let rows = latents.len() / row;
-    assert!(rows <= BLOCK_LEN && up_keys.cols() == rank && up_values.cols() == rank);
-    assert!((up_keys.rows(), up_values.rows()) == (shape.nope, dv));
-    assert!(keys.len() >= rows * dq && values.len() >= rows * dv);
-    let latent_rows = (latents.as_ptr(), row);
-    // SAFETY: `latents` is `rows` rows of `row >= rank` values, `keys` and `values` hold as many
-    // rows of `dq >= nope` and `dv` values by the assertions.
-    unsafe {
-        Multiply::new(rows, latent_rows, up_keys, (keys.as_mut_ptr(), dq), false).run(s);
-        Multiply::new(rows, latent_rows, up_values, (values.as_mut_ptr(), dv), false).run(s);
+/// One head's keys and values of a tile.
+struct Expanded<'a> {
+    /// `up_k ĉ`, `[64][nope]`.
+    rows: &'a mut [f32],
+    /// `[up_k ĉ | shared]` in columns, `[nope + rope][64]`.
+    keys: &'a mut [f32],
+    /// `up_v ĉ`, `[64][value_dim]`.
+    values: &'a mut [f32],
+}
+
+impl Expanded<'_> {
+    /// Those of the latent rows of a tile.
+    #[inline(always)]
+    fn fill<S: Simd>(
+        &mut self,
+        s: S,
+        shape: Shape,
+        latents: &[f32],
+        [up_keys, up_values]: [Panels<'_>; 2],
+    ) {
+        let (row, rank, nope, dv) = (shape.row(), shape.rank, shape.nope, shape.value_dim);
+        let rows = latents.len() / row;
+        assert!(rows <= BLOCK_LEN && up_keys.cols() == rank && up_values.cols() == rank);
+        assert!((up_keys.rows(), up_values.rows()) == (nope, dv));
+        assert!(self.rows.len() >= rows * nope && self.values.len() >= rows * dv);
+        let latent_rows = (latents.as_ptr(), row);
+        // SAFETY: `latents` is `rows` rows of `row >= rank` values, `rows` and `values` hold as
+        // many rows of `nope` and `dv` values by the assertions.
+        unsafe {
+            let (keys, values) = (self.rows.as_mut_ptr(), self.values.as_mut_ptr());
+            Multiply::new(rows, latent_rows, up_keys, (keys, nope), false).run(s);
+            Multiply::new(rows, latent_rows, up_values, (values, dv), false).run(s);
+        }
+        let (own, shared) = self.keys.split_at_mut(nope * BLOCK_LEN);
+        to_columns(self.rows.chunks_exact(nope).take(rows), own);
+        to_columns(latents.chunks_exact(row).map(|latent| &latent[rank..]), shared);
     }
-    for (key, latent) in keys.chunks_exact_mut(dq).zip(latents.chunks_exact(row)) {
-        key[shape.nope..].copy_from_slice(&latent[rank..]);
+}
+
+/// Puts each row into a column of `out`, `[..][64]`.
+#[inline(always)]
+fn to_columns<'a>(rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
+    for (i, row) in rows.enumerate() {
+        for (value, out) in row.iter().zip(out.chunks_exact_mut(BLOCK_LEN)) {
+            out[i] = *value;
+        }
     }
 }

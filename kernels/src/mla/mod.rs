@@ -96,34 +96,24 @@ pub struct Inputs<'a, W> {
 pub struct Workspace {
     /// Spans, and some of their rows.
     tasks: Vec<(usize, Range<usize>)>,
-    /// Queries in the latent space, `[row][head][rank + rope]`.
-    queries: Vec<f32>,
-    /// Attended latents, `[row][head][rank]`.
-    attended: Vec<f32>,
+    shared: absorbed::Shared,
 }
 
 impl Workspace {
     /// For layers of this shape, and batches of up to `most_rows` rows.
     pub fn new(shape: Shape, most_rows: usize) -> Workspace {
-        let (queries, attended) = absorbed::shared_len(shape);
-        Workspace {
-            // A task has at least one row.
-            tasks: Vec::with_capacity(most_rows),
-            queries: vec![0.0; queries],
-            attended: vec![0.0; attended],
-        }
+        // A task has at least one row.
+        Workspace { tasks: Vec::with_capacity(most_rows), shared: absorbed::Shared::new(shape) }
     }
 
     /// Values of a workspace for layers of this shape.
     pub fn len(shape: Shape) -> usize {
-        let (queries, attended) = absorbed::shared_len(shape);
-        queries + attended
+        absorbed::Shared::len(shape)
     }
 
     /// Overwrites all values: tests poison what kernels must not rely on.
     pub fn fill(&mut self, value: f32) {
-        self.queries.fill(value);
-        self.attended.fill(value);
+        self.shared.fill(value);
     }
 }
 
