@@ -82,6 +82,17 @@ fn gemms(c: &mut Criterion) {
     }
 }
 
+/// What it costs to hand an operator to the threads: a task each that does nothing.
+fn dispatch(c: &mut Criterion) {
+    let mut group = group(c, "dispatch", Throughput::Elements(1));
+    for threads in [1, 2] {
+        let cpu = Cpu::new(Isa::best(), threads).expect("threads");
+        group.bench_function(format!("{threads} threads"), |b| {
+            b.iter(|| cpu.gang.run(threads, |_, task| _ = black_box(task)));
+        });
+    }
+}
+
 fn norms_and_activations(c: &mut Criterion) {
     let cpu = cpu();
     let (rows, width) = (64, 2304);
@@ -384,6 +395,7 @@ fn slots(c: &mut Criterion) {
 
 criterion_group!(
     benches,
+    dispatch,
     gemms,
     norms_and_activations,
     rotations,

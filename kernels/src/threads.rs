@@ -5,16 +5,21 @@
 //! tasks taken from a counter; the caller takes tasks too. A worker that wakes too late to find a
 //! task is not waited for, so more threads than cores cost little.
 //!
+//! All gangs of a process share its processors: a worker joins a job only while fewer threads are
+//! in jobs, of any gang, than there are processors. Engines beside each other therefore take turns
+//! with the workers instead of pushing each other off the processors.
+//!
 //! Which worker runs a task, and in which order, is chance. An operator must therefore give the
 //! same bits whoever runs its tasks: tasks write disjoint places and share no sum.
 
 use std::cell::UnsafeCell;
 use std::io;
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 
 /// Rounds of spinning before a worker parks: some tens of microseconds.
@@ -22,6 +27,39 @@ const SPINS: u32 = 2_000;
 
 /// Bit of `gate` that is set while a job may be joined; the bits below count the workers in it.
 const OPEN: u32 = 1 << 31;
+
+/// Threads that are in a job, of all gangs: callers and workers.
+static BUSY: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread counted in [`BUSY`].
+struct Seat;
+
+impl Seat {
+    /// The caller of a job needs no free processor: it runs already.
+    fn of_caller() -> Seat {
+        BUSY.fetch_add(1, Ordering::Relaxed);
+        Seat
+    }
+
+    /// A worker's, while there is one.
+    fn of_worker() -> Option<Seat> {
+        let processors = processors();
+        let take = |busy| (busy < processors).then_some(busy + 1);
+        BUSY.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok().then(|| Seat)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        BUSY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Processors that this process may run on, as they were when it was first asked.
+fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
 
 /// A job: `body(worker, task)` for each task.
 #[derive(Clone, Copy)]
@@ -118,10 +156,11 @@ impl Gang {
         // SAFETY: only the lifetime is erased. `shut` below does not return before every worker
         // that could have read the pointer has left the job.
         let body: *const (dyn Fn(usize, usize) + Sync) = unsafe { std::mem::transmute(body) };
+        let seat = Seat::of_caller();
         self.open(Job { body, tasks });
         let own = catch_unwind(AssertUnwindSafe(|| take_tasks(&self.shared, 0)));
         self.shut();
-        drop(guard);
+        drop((seat, guard));
         if let Err(panic) = own {
             resume_unwind(panic);
         }
@@ -182,6 +221,7 @@ fn work(shared: &Shared, worker: usize) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
+        let Some(_seat) = Seat::of_worker() else { continue };
         if !enter(&shared.gate) {
             continue;
         }
@@ -335,6 +375,31 @@ mod tests {
             });
         }
         assert_eq!(total.load(Ordering::Relaxed), 20_000 * 6);
+    }
+
+    #[test]
+    fn gangs_beside_each_other_keep_to_the_processors() {
+        let (gangs, threads) = (3, processors() + 1);
+        let (inside, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..gangs {
+                scope.spawn(|| {
+                    let gang = Gang::new(threads).expect("threads start");
+                    for _ in 0..20 {
+                        gang.run(4 * threads, |_, _| {
+                            let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                            most.fetch_max(now, Ordering::SeqCst);
+                            thread::sleep(std::time::Duration::from_micros(200));
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                        });
+                    }
+                });
+            }
+        });
+        // Callers come without asking.
+        let allowed = processors() + gangs - 1;
+        let most = most.into_inner();
+        assert!((2..=allowed).contains(&most), "{most} tasks at once, {allowed} are allowed");
     }
 
     #[test]
