@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Job, Shape};
 use crate::attention::{Running, TileKeys, Widths, core_scratch, row_tasks};
 use crate::gemm::strip::Multiply;
-use crate::panels::Panels;
+use crate::panels::StoredPanels;
 use crate::rows::RowsMut;
 use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd};
@@ -102,7 +102,7 @@ fn expand<S: Simd>(
     s: S,
     shape: Shape,
     latents: &[f32],
-    [up_keys, up_values]: [Panels<'_>; 2],
+    [up_keys, up_values]: [StoredPanels<'_>; 2],
     keys: &mut [f32],
     values: &mut [f32],
 ) {
