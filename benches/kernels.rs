@@ -11,8 +11,8 @@ use kernels::norm::Scale;
 use kernels::pack::{self, Part};
 use kernels::{
     Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, PackedDtype, PackedMatrix, Packing, Paged,
-    Panels, Rows, RowsMut, Scratch, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla,
-    moe, norm, rope,
+    Panels, Quantization, QuantizedRows, Rows, RowsMut, Scratch, Span, Spans, Values, activation,
+    conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -77,7 +77,10 @@ fn gemms(c: &mut Criterion) {
             b.iter(|| gemm::naive::gemm(x, w, RowsMut::new(black_box(&mut out), n)));
         });
         group.bench_function(cpu.isa.name(), |b| {
-            b.iter(|| gemm::gemm(&cpu, x, panels.panels(), RowsMut::new(black_box(&mut out), n)));
+            b.iter(|| {
+                let out = RowsMut::new(black_box(&mut out), n);
+                gemm::gemm(&cpu, x, panels.panels(), &mut QuantizedRows::default(), out);
+            });
         });
     }
 }
@@ -90,6 +93,40 @@ fn dispatch(c: &mut Criterion) {
         group.bench_function(format!("{threads} threads"), |b| {
             b.iter(|| cpu.gang.run(threads, |_, task| _ = black_box(task)));
         });
+    }
+}
+
+/// bf16 weights beside quantised ones, which come from memory: copies in turn, more than a cache
+/// holds.
+fn quantized_gemms(c: &mut Criterion) {
+    const COPIES: usize = 12;
+    let cpu = cpu();
+    let (n, k) = (2048, 2048);
+    let w: Vec<half::bf16> = values(n * k, 1).into_iter().map(half::bf16::from_f32).collect();
+    let w = Matrix::new(n, k, Values::Bf16(&w));
+    let forms = [None, Some(Quantization::Q8), Some(Quantization::Q4)];
+    for m in [1, 8, 64] {
+        let x = values(m * k, 2);
+        let x = Rows::new(&x, k);
+        let (mut out, mut work) = (vec![0.0; m * n], QuantizedRows::new(m, k));
+        let name = format!("weights from memory {m}x{n}x{k}");
+        let mut group = group(c, &name, Throughput::Elements((2 * m * n * k) as u64));
+        for form in forms {
+            let copy = |_| match form {
+                None => PackedMatrix::new(w).expect("memory"),
+                Some(quantization) => PackedMatrix::quantized(w, quantization).expect("memory"),
+            };
+            // As many bytes of each form.
+            let copies = COPIES * form.map_or(1, |q| 2 * n * k / q.bytes(n, k));
+            let mut copies = (0..copies).map(copy).collect::<Vec<_>>();
+            group.bench_function(form.map_or("bf16", Quantization::as_str), |b| {
+                b.iter(|| {
+                    copies.rotate_left(1);
+                    let out = RowsMut::new(black_box(&mut out), n);
+                    gemm::gemm(&cpu, x, copies[0].panels(), &mut work, out);
+                });
+            });
+        }
     }
 }
 
@@ -397,6 +434,7 @@ criterion_group!(
     benches,
     dispatch,
     gemms,
+    quantized_gemms,
     norms_and_activations,
     rotations,
     convolutions,

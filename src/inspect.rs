@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 
-use kernels::Dtype;
+use kernels::{Dtype, Quantization};
 use serde::Serialize;
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
 use crate::models::layout::StateLayout;
 use crate::models::spec::{BLOCK_LEN, Layer, Mixer, ModelSpec};
+use crate::weights::WeightBytes;
 
 /// Lengths of sequences that a memory is filled with, in tokens.
 const LENGTHS: [usize; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];
@@ -35,10 +36,14 @@ pub struct Report {
     pub context_tokens: usize,
     /// Parameters, tied ones counted once.
     pub parameters: usize,
-    /// Bytes of the weights.
+    /// Bytes of the weights as stored.
     pub weights_bytes: usize,
     /// Whether `weights_bytes` is what files hold; else it is two bytes a parameter.
     pub weights_bytes_from_files: bool,
+    /// How large matrices are quantised in memory, where they are.
+    pub quantize: Option<&'static str>,
+    /// Bytes of the weights in memory.
+    pub weights_held_bytes: usize,
     /// Runs of equal layers.
     pub layers: Vec<LayerRun>,
     /// What one sequence remembers whatever its length.
@@ -127,7 +132,7 @@ pub struct Fit {
 }
 
 impl Report {
-    /// The costs of `spec`. `stored_bytes` is what weight files hold, if there are any;
+    /// The costs of `spec`. `weights` is what weight files hold, if there are any;
     /// `device_memory_bytes` is memory for state, after the weights.
     ///
     /// # Errors
@@ -135,20 +140,24 @@ impl Report {
     pub fn new(
         spec: &ModelSpec,
         dtypes: StateDtypes,
-        stored_bytes: Option<usize>,
+        weights: Option<WeightBytes>,
         device_memory_bytes: Option<usize>,
     ) -> Result<Report, LayoutError> {
         let layout = StateLayout::new(spec, dtypes.window, dtypes.kv);
         let (page, fits) = pool_figures(&layout, spec.context, device_memory_bytes)?;
         let parameters = spec.parameters();
+        let is_from_files = weights.is_some();
+        let weights = weights.unwrap_or_else(|| bf16_bytes(spec));
         Ok(Report {
             family: spec.family,
             vocab_size: spec.vocab_size,
             hidden_size: spec.hidden,
             context_tokens: spec.context,
             parameters,
-            weights_bytes: stored_bytes.unwrap_or(parameters * Dtype::Bf16.bytes()),
-            weights_bytes_from_files: stored_bytes.is_some(),
+            weights_bytes: weights.stored,
+            weights_bytes_from_files: is_from_files,
+            quantize: spec.quantize.map(Quantization::as_str),
+            weights_held_bytes: weights.held,
             layers: layer_runs(spec, dtypes),
             per_sequence: per_sequence(spec, &layout),
             per_token: PerToken {
@@ -162,6 +171,12 @@ impl Report {
             fits,
         })
     }
+}
+
+/// The bytes of weights whose files would store them as bf16.
+fn bf16_bytes(spec: &ModelSpec) -> WeightBytes {
+    let held = spec.required().iter().map(|r| r.held_bytes(Dtype::Bf16)).sum();
+    WeightBytes { stored: spec.parameters() * Dtype::Bf16.bytes(), held }
 }
 
 /// The page for slots and blocks of `layout`, and how many sequences fit in a memory.

@@ -105,6 +105,34 @@ fn threads_batches_and_instruction_sets_change_no_token() {
 }
 
 #[test]
+fn weights_are_quantised_when_asked_and_in_no_other_way() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("text");
+    let text = "Once upon a time there was a young girl who lived in a small house by the river.";
+    fs::write(&file, text).expect("a file");
+    let score = |quantize: &str| {
+        let args = ["score", "--file", arg(&file), "--json", "--quantize", quantize];
+        json(&run(&args))["logprob_sum"].as_f64().expect("a number")
+    };
+    let [stored, q8, q4] = ["none", "q8", "q4"].map(score);
+    assert!(stored != q8 && (stored - q8).abs() < 0.3, "{stored} and {q8}");
+    assert!(q8 != q4 && (stored - q4).abs() < 3.0, "{stored} and {q4}");
+    for command in [&["generate", "x"][..], &["batch"], &["inspect"], &["bench", "decode"]] {
+        let output = run(&[command, &["--quantize", "q5"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+        let told = stderr(&output);
+        assert!(told.contains("invalid value 'q5' for '--quantize <HOW>'"), "{told}");
+        assert!(told.contains("[possible values: none, q8, q4]"), "{told}");
+    }
+    let report = json(&run(&["inspect", "--quantize", "q4", "--json"]));
+    let bytes = |key: &str| report[key].as_u64().expect("a number");
+    assert_eq!(report["quantize"], "q4");
+    assert!(bytes("weights_held_bytes") < bytes("weights_bytes") / 2, "{report}");
+    let table = stdout(&run(&["inspect", "--quantize", "q4"]));
+    assert!(table.contains("large matrices in q4, panels padded"), "{table}");
+}
+
+#[test]
 fn stop_strings_end_an_answer_before_themselves() {
     let output =
         run(&["generate", "Once upon a time", "--stop", "girl", "--stop", "xyz", "--json"]);

@@ -7,9 +7,9 @@ use kernels::attention::write_rows;
 use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
-    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, PackedMatrix, Paged, Panels, Rows,
-    RowsMut, Scratch, Snapshot, Span, Spans, Values, activation, conv, gemm, gqa, kda, mla, moe,
-    norm, rope,
+    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, PackedMatrix, Paged, Panels,
+    Quantization, QuantizedRows, Rows, RowsMut, Scratch, Snapshot, Span, Spans, Values, activation,
+    conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
 };
 use support::{Case, Random, assert_close, cases, cpus};
 
@@ -514,7 +514,7 @@ fn expert_routing_matches_the_oracle() {
                 let mut logits = poisoned(x.count() * router.experts);
                 let packed = packed(w);
                 let product = RowsMut::new(&mut logits, router.experts);
-                gemm::gemm(cpu, x, packed.panels(), product);
+                gemm::gemm(cpu, x, packed.panels(), &mut QuantizedRows::default(), product);
                 let mut choices = vec![nobody; x.count() * router.top_k];
                 let logits = Rows::new(&logits, router.experts);
                 let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
@@ -601,18 +601,227 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
                 let w = w.panels();
                 let what = format!("{m}x{n}x{k} {} {:?}", cpu.isa.name(), cpu.gang);
                 let mut out = poisoned(m * n);
-                gemm::gemm(&cpu, rows, w, RowsMut::new(&mut out, n));
+                let work = &mut QuantizedRows::default();
+                gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
                 assert_close(&what, &out, &expected, 1e-5);
                 let mut sum = start.clone();
-                gemm::gemm_add(&cpu, rows, w, RowsMut::new(&mut sum, n));
+                gemm::gemm_add(&cpu, rows, w, work, RowsMut::new(&mut sum, n));
                 let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
                 assert_eq!(sum, added, "{what}, added");
                 for i in 0..m {
                     let mut alone = poisoned(n);
                     let row = Rows::new(&x[i * k..(i + 1) * k], k);
-                    gemm::gemm(&cpu, row, w, RowsMut::new(&mut alone, n));
+                    gemm::gemm(&cpu, row, w, work, RowsMut::new(&mut alone, n));
                     assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
                 }
+            }
+        }
+    }
+}
+
+const QUANTIZATIONS: [Quantization; 2] = [Quantization::Q8, Quantization::Q4];
+
+fn quantized(matrix: Matrix<'_>, quantization: Quantization) -> PackedMatrix {
+    PackedMatrix::quantized(matrix, quantization).expect("memory")
+}
+
+/// Groups that need care among ordinary ones: zeros, values at the largest, one large value among
+/// small ones, and values too small for a scale.
+fn uneven(random: &mut Random, n: usize) -> Vec<f32> {
+    let mut values = random.normals(n);
+    for (i, group) in values.chunks_mut(32).enumerate() {
+        match i % 7 {
+            1 => group.fill(0.0),
+            2 => group.iter_mut().for_each(|x| *x = 3.0f32.copysign(*x)),
+            3 => group[i % group.len()] = 1e4,
+            4 => group.iter_mut().for_each(|x| *x *= 1e-38),
+            _ => {}
+        }
+    }
+    values
+}
+
+/// Sums of quantised products are exact within a group and added in one order: the bits of the
+/// definition, in every set, for all ragged sizes, alone or in company, whatever lay in the working
+/// memory.
+#[test]
+fn quantised_products_have_the_bits_of_their_definition() {
+    let mut random = Random::new(23);
+    let sizes = [1, 2, 3, 4, 5, 7, 8, 9, 30, 31, 70].map(|m| {
+        let (n, k) = (1 + random.below(40), 1 + random.below(200));
+        (m, n, k)
+    });
+    let fixed = [(1, 1, 1), (3, 16, 32), (4, 17, 33), (2, 40, 31), (1, 100, 96), (70, 40, 301)];
+    for (m, n, k) in sizes.into_iter().chain(fixed) {
+        let x = uneven(&mut random, m * k);
+        let w = Stored::new(exact_values(&mut random, n * k));
+        let rough = uneven(&mut random, n * k);
+        let rough = Matrix::new(n, k, Values::F32(&rough));
+        let start = random.normals(m * n);
+        let rows = Rows::new(&x, k);
+        for quantization in QUANTIZATIONS {
+            let exact = w.all(n, k);
+            for (i, matrix) in exact.into_iter().chain([rough]).enumerate() {
+                let mut expected = poisoned(m * n);
+                let naive = RowsMut::new(&mut expected, n);
+                quant::naive::gemm(quantization, rows, matrix, naive);
+                let packed = quantized(matrix, quantization);
+                for cpu in cpus() {
+                    let isa = cpu.isa.name();
+                    let what = format!("{m}x{n}x{k} {quantization:?} {i} {isa} {:?}", cpu.gang);
+                    let mut work = QuantizedRows::new(m, k);
+                    work.poison();
+                    let (w, mut out) = (packed.panels(), poisoned(m * n));
+                    gemm::gemm(&cpu, rows, w, &mut work, RowsMut::new(&mut out, n));
+                    assert_eq!(out, expected, "{what}");
+                    let mut sum = start.clone();
+                    gemm::gemm_add(&cpu, rows, w, &mut work, RowsMut::new(&mut sum, n));
+                    let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
+                    assert_eq!(sum, added, "{what}, added");
+                    for row in [0, m / 2, m - 1] {
+                        let mut alone = poisoned(n);
+                        let x = Rows::new(&x[row * k..(row + 1) * k], k);
+                        gemm::gemm(&cpu, x, w, &mut work, RowsMut::new(&mut alone, n));
+                        assert_eq!(alone, out[row * n..(row + 1) * n], "{what}, row {row} alone");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A weight comes back within half a step of its group's scale, and the panels hold what they say.
+#[test]
+fn quantised_weights_are_near_those_they_were() {
+    let mut random = Random::new(31);
+    for (n, k) in [(1, 1), (15, 31), (17, 33), (40, 100)] {
+        let values = random.normals(n * k);
+        let matrix = Matrix::new(n, k, Values::F32(&values));
+        for (quantization, steps) in [(Quantization::Q8, 127.0), (Quantization::Q4, 7.0)] {
+            let packed = quantized(matrix, quantization);
+            let panels = packed.panels();
+            assert_eq!(panels.bytes(), quantization.bytes(n, k));
+            for row in 0..n {
+                let (mut exact, mut found) = (vec![0.0; k], poisoned(k));
+                matrix.copy_row(row, &mut exact);
+                panels.copy_row(row, &mut found);
+                for (exact, found) in exact.chunks(32).zip(found.chunks(32)) {
+                    let most = exact.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    // Half a step, and what rounding the scale to f16 adds; the largest of the
+                    // values on the side of seven may be a whole step off.
+                    let within = if quantization == Quantization::Q4 { 1.01 } else { 0.57 };
+                    for (exact, found) in exact.iter().zip(found) {
+                        let error = (exact - found).abs() * steps / most;
+                        assert!(error <= within, "{exact} became {found}: {error} steps");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A row that is broken stays so: its request must fail instead of going on with another text.
+#[test]
+fn a_broken_row_gives_no_numbers_and_leaves_others_alone() {
+    let mut random = Random::new(37);
+    let (m, n, k) = (3, 20, 70);
+    let w = random.normals(n * k);
+    let matrix = Matrix::new(n, k, Values::F32(&w));
+    for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut x = random.normals(m * k);
+        x[k + 65] = broken;
+        for quantization in QUANTIZATIONS {
+            let packed = quantized(matrix, quantization);
+            let mut naive = poisoned(m * n);
+            let rows = Rows::new(&x, k);
+            quant::naive::gemm(quantization, rows, matrix, RowsMut::new(&mut naive, n));
+            for cpu in cpus() {
+                let mut out = poisoned(m * n);
+                let work = &mut QuantizedRows::default();
+                gemm::gemm(&cpu, rows, packed.panels(), work, RowsMut::new(&mut out, n));
+                for (i, (out, naive)) in out.iter().zip(&naive).enumerate() {
+                    assert_eq!(out.is_nan(), i / n == 1, "{broken} output {i}");
+                    assert!(out.is_nan() && naive.is_nan() || out == naive);
+                }
+            }
+        }
+    }
+}
+
+/// The definition of quantised experts: each product by the one of single products.
+fn quantised_experts(
+    quantization: Quantization,
+    x: Rows<'_>,
+    choices: &[moe::Choice],
+    weights: &[moe::ExpertWeights<Matrix<'_>>],
+) -> Vec<f32> {
+    let product = |x: &[f32], w: Matrix<'_>| {
+        let mut out = poisoned(w.rows);
+        let rows = RowsMut::new(&mut out, w.rows);
+        quant::naive::gemm(quantization, Rows::new(x, w.cols), w, rows);
+        out
+    };
+    let top_k = choices.len() / x.count();
+    let mut all = Vec::new();
+    for (i, choices) in choices.chunks_exact(top_k).enumerate() {
+        let mut sum = vec![0.0; x.width()];
+        for choice in choices {
+            let expert = &weights[choice.expert as usize];
+            let mut gate = product(x.row(i), expert.gate);
+            let (up, inter) = (product(x.row(i), expert.up), gate.len());
+            activation::naive::silu_mul(RowsMut::new(&mut gate, inter), Rows::new(&up, inter));
+            let y = product(&gate, expert.down);
+            sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += choice.weight * y);
+        }
+        all.extend(sum);
+    }
+    all
+}
+
+/// Widths that no tile and no group divides, and tokens that share experts. The activation between
+/// the products is not bit-equal to its definition, so a value may be rounded to its neighbour.
+#[test]
+fn quantised_experts_match_their_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(41);
+    let (tokens, hidden, inter, count, top_k) = (23, 50, 137, 7, 3);
+    let values: Vec<[Vec<f32>; 3]> =
+        (0..count).map(|_| [(); 3].map(|()| random.normals(inter * hidden))).collect();
+    let x = random.normals(tokens * hidden);
+    let mut choices = Vec::new();
+    for _ in 0..tokens {
+        let first = random.below(count - top_k) as u32;
+        for i in 0..top_k as u32 {
+            choices.push(moe::Choice { expert: first + i, weight: random.normal() });
+        }
+    }
+    let matrices: Vec<moe::ExpertWeights<Matrix<'_>>> = values
+        .iter()
+        .map(|[gate, up, down]| moe::ExpertWeights {
+            gate: Matrix::new(inter, hidden, Values::F32(gate)),
+            up: Matrix::new(inter, hidden, Values::F32(up)),
+            down: Matrix::new(hidden, inter, Values::F32(down)),
+        })
+        .collect();
+    let rows = Rows::new(&x, hidden);
+    for quantization in QUANTIZATIONS {
+        let packed = |w| quantized(w, quantization);
+        let in_panels: Vec<[PackedMatrix; 3]> =
+            matrices.iter().map(|e| [e.gate, e.up, e.down].map(packed)).collect();
+        let fast: Vec<_> = in_panels.iter().map(panels_of_expert).collect();
+        let expected = quantised_experts(quantization, rows, &choices, &matrices);
+        for cpu in cpus() {
+            let work = moe::Workspace::new(tokens, top_k, count, hidden, inter);
+            let mut work = work.quantized(hidden, inter);
+            work.fill(f32::NAN);
+            let mut out = poisoned(tokens * hidden);
+            moe::experts(&cpu, rows, &choices, &fast, &mut work, RowsMut::new(&mut out, hidden));
+            assert_close(&format!("experts {}", cpu.isa.name()), &out, &expected, 3e-3);
+            for i in 0..tokens {
+                let mut alone = poisoned(hidden);
+                let row = Rows::new(&x[i * hidden..(i + 1) * hidden], hidden);
+                let own = &choices[i * top_k..(i + 1) * top_k];
+                moe::experts(&cpu, row, own, &fast, &mut work, RowsMut::new(&mut alone, hidden));
+                assert_eq!(alone, out[i * hidden..(i + 1) * hidden], "token {i} alone");
             }
         }
     }

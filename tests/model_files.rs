@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use deltapool::models::spec::Part;
 use deltapool::models::{ModelError, ModelFiles, ModelWeights};
 use half::{bf16, f16};
+use kernels::{Panels, Quantization};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -131,10 +132,67 @@ fn goldens_load_with_progress() {
             assert!(done > last.0 && done <= total);
             (last, calls) = ((done, total), calls + 1);
         });
-        let bytes = weights.unwrap().by_name().bytes();
-        assert_eq!(last, (bytes, bytes), "{name}");
+        let bytes = files.weight_bytes().unwrap().expect("there are files");
+        assert_eq!(last, (bytes.stored, bytes.stored), "{name}");
         assert!(calls > 10);
-        assert_eq!(files.stored_bytes().unwrap(), Some(bytes), "{name}");
+        assert_eq!(weights.unwrap().by_name().bytes(), bytes.held, "{name}");
+    }
+}
+
+/// The large matrices are held in 8.5 or 4.5 bits a weight, all others have the values of the files;
+/// a tied head is a quantised copy beside an embedding that is as it was.
+#[test]
+fn large_matrices_are_quantised_and_nothing_else() {
+    let kept = [
+        "embed",
+        "norm",
+        "conv1d",
+        "kv_b_proj",
+        "f_a_proj",
+        "f_b_proj",
+        "g_a_proj",
+        "g_b_proj",
+        "self_attn.b_proj",
+        "A_log",
+        "dt_bias",
+        "block_sparse_moe.gate",
+    ];
+    for name in FAMILIES {
+        for (quantization, bits) in [(Quantization::Q8, 8.5), (Quantization::Q4, 4.5)] {
+            let mut files = ModelFiles::open(&golden(name)).unwrap();
+            let stored = files.load(&mut |_, _| {}).unwrap().by_name().widened();
+            let before = files.weight_bytes().unwrap().expect("there are files");
+            let parameters = files.spec.parameters();
+            files.spec.quantize = Some(quantization);
+            let weights = files.load(&mut |_, _| {}).unwrap();
+            let mut quantized_bytes = 0;
+            for required in files.spec.required() {
+                let tensor = weights.tensor(required.layer, required.part);
+                let is_tied = files.spec.tied_head && required.part == Part::Head;
+                let part = if is_tied { Part::Embedding } else { required.part };
+                let file_name = files.tensor_name(required.layer, part);
+                let exact = &stored[&file_name];
+                let values = weights.vector(required.layer, required.part);
+                if !is_tied && kept.iter().any(|kept| file_name.contains(kept)) {
+                    assert_eq!(&values, exact, "{name}: {file_name}");
+                    continue;
+                }
+                let Panels::Quantized(panels) = weights.panels(&tensor) else {
+                    panic!("{name}: {file_name} is not quantised");
+                };
+                assert_ne!(&values, exact, "{name}: {file_name}");
+                let padded =
+                    tensor.rows().next_multiple_of(16) * tensor.cols().next_multiple_of(32);
+                assert_eq!(panels.bytes().len() as f64, padded as f64 * bits / 8.0);
+                quantized_bytes += panels.bytes().len();
+            }
+            let after = files.weight_bytes().unwrap().expect("there are files");
+            assert_eq!(after.held, weights.by_name().bytes(), "{name}");
+            assert_eq!((after.stored, files.spec.parameters()), (before.stored, parameters));
+            // The copy of a tied head may be more than what all others save.
+            let is_less = after.held < before.held || files.spec.tied_head;
+            assert!(quantized_bytes < after.held && is_less, "{name}: {after:?} of {before:?}");
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::hint::black_box;
 
-use crate::simd::{Isa, Kernel, Simd};
+use crate::simd::{Int8, Int8Kernel, Isa, Kernel, Simd};
 
 /// Arithmetic that has a peak of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,13 +16,16 @@ pub enum Arithmetic {
     F32,
     /// Products of bf16 pairs summed in f32 (`vdpbf16ps`).
     Bf16,
-    /// Products of four 8-bit integers summed in 32 bits (`vpdpbusd`).
+    /// Products of 8-bit integers summed in 32 bits (`vpdpbusd`, or what a set has for it).
     Int8,
+    /// Products of 4-bit and 8-bit integers, summed likewise.
+    Int4,
 }
 
 impl Arithmetic {
     /// All of them.
-    pub const ALL: [Arithmetic; 3] = [Arithmetic::F32, Arithmetic::Bf16, Arithmetic::Int8];
+    pub const ALL: [Arithmetic; 4] =
+        [Arithmetic::F32, Arithmetic::Bf16, Arithmetic::Int8, Arithmetic::Int4];
 
     /// The name people see.
     pub fn as_str(self) -> &'static str {
@@ -30,16 +33,15 @@ impl Arithmetic {
             Arithmetic::F32 => "f32",
             Arithmetic::Bf16 => "bf16",
             Arithmetic::Int8 => "int8",
+            Arithmetic::Int4 => "int4",
         }
     }
 
-    /// Whether set `isa` of this processor has an instruction for it.
+    /// Whether set `isa` of this processor can do it.
     pub fn is_available(self, isa: Isa) -> bool {
-        let is_wide = isa.name() == "avx512";
         match self {
-            Arithmetic::F32 => true,
-            Arithmetic::Bf16 => is_wide && has_bf16(),
-            Arithmetic::Int8 => is_wide && has_int8(),
+            Arithmetic::F32 | Arithmetic::Int8 | Arithmetic::Int4 => true,
+            Arithmetic::Bf16 => isa.name().starts_with("avx512") && has_bf16(),
         }
     }
 }
@@ -49,18 +51,8 @@ fn has_bf16() -> bool {
     is_x86_feature_detected!("avx512bf16")
 }
 
-#[cfg(target_arch = "x86_64")]
-fn has_int8() -> bool {
-    is_x86_feature_detected!("avx512vnni")
-}
-
 #[cfg(not(target_arch = "x86_64"))]
 fn has_bf16() -> bool {
-    false
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn has_int8() -> bool {
     false
 }
 
@@ -96,11 +88,10 @@ pub fn compute(isa: Isa, arithmetic: Arithmetic, rounds: usize) -> f64 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor was asked, by the assertion.
         Arithmetic::Bf16 => unsafe { dot_bf16(rounds) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Arithmetic::Int8 => unsafe { dot_int8(rounds) },
         #[cfg(not(target_arch = "x86_64"))]
-        Arithmetic::Bf16 | Arithmetic::Int8 => unreachable!("never available here"),
+        Arithmetic::Bf16 => unreachable!("never available here"),
+        Arithmetic::Int8 => isa.run(Dot::<8> { rounds }),
+        Arithmetic::Int4 => isa.run(Dot::<4> { rounds }),
     }
 }
 
@@ -194,23 +185,43 @@ fn dot_bf16(rounds: usize) -> f64 {
     (rounds * DOT_CHAINS * 32 * 2) as f64
 }
 
-/// `rounds` rounds of `vpdpbusd`: 64 products and as many sums each.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn dot_int8(rounds: usize) -> f64 {
-    use std::arch::x86_64::*;
-    let x = _mm512_set1_epi8(black_box(3));
-    let mut sums = [x; DOT_CHAINS];
-    for (i, sum) in sums.iter_mut().enumerate() {
-        *sum = _mm512_set1_epi32(i as i32);
+/// Products with weights of `BITS` bits. A sum is what its next products are made of: a set whose
+/// form has several steps does all of them each time.
+struct Dot<const BITS: usize> {
+    rounds: usize,
+}
+
+impl<const BITS: usize> Kernel for Dot<BITS> {
+    type Out = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f64 {
+        s.vectorize_int8(self)
     }
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, x, x);
+}
+
+impl<const BITS: usize> Int8Kernel for Dot<BITS> {
+    type Out = f64;
+
+    #[inline(always)]
+    fn run<S: Int8>(self, s: S) -> f64 {
+        const CHAINS: usize = 12;
+        let w = s.splat_bytes(black_box(0x0102_0304));
+        let mut sums = [w; CHAINS];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = s.splat_bytes(i as i32);
         }
+        for _ in 0..self.rounds {
+            for sum in &mut sums {
+                *sum = if BITS == 8 { s.dot_i8(*sum, *sum, w) } else { s.dot_u4(*sum, w, *sum) };
+            }
+        }
+        let f = s.floats();
+        for sum in sums {
+            black_box(f.sum(s.total_i8(sum, 0)));
+        }
+        (self.rounds * CHAINS * <S::Floats as Simd>::LANES * 4 * 2) as f64
     }
-    black_box(sums.into_iter().fold(x, |a, b| _mm512_add_epi32(a, b)));
-    (rounds * DOT_CHAINS * 64 * 2) as f64
 }
 
 #[cfg(test)]
@@ -244,8 +255,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "int8 is not there")]
+    #[should_panic(expected = "bf16 is not there")]
     fn what_a_set_lacks_is_refused() {
-        compute(Isa::SCALAR, Arithmetic::Int8, 1);
+        compute(Isa::SCALAR, Arithmetic::Bf16, 1);
     }
 }

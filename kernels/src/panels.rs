@@ -4,24 +4,88 @@
 //! panel 0: outputs 0..16                  panel 1: outputs 16..32    ...
 //! f32, f16:  input 0: 16 values | input 1: 16 values | ...
 //! bf16:      inputs 0 and 1: 16 pairs | inputs 2 and 3: 16 pairs | ...
+//! q8:        inputs 0 to 31: 16 scales | 16 quads of inputs 0 to 3 | of 4 to 7 | ... of 28 to 31
+//! q4:        inputs 0 to 31: 16 scales | 16 quads of inputs 0 to 3 in the low bits and of 4 to 7 in
+//!            the high bits | ... of 24 to 27 and 28 to 31
 //! ```
 //!
 //! A product of one row reads a panel from its first byte to its last, and a line of the cache
-//! holds 16 outputs of one f32 input or of two bf16 inputs. Outputs beyond the last, and the second
-//! input of an odd last pair, are zero.
+//! holds 16 outputs of one f32 input, of two bf16 inputs, or of four or eight quantised ones. Outputs
+//! beyond the last, and inputs that do not fill a pair or a group, are zero.
 
 use bytemuck::cast_slice_mut;
 use half::{bf16, f16};
 
 use crate::arena::{Arena, ArenaError};
+use crate::ceilings::Arithmetic;
 use crate::matrix::{Dtype, Matrix, Values};
+use crate::quant::{self, Quantization, QuantizedPanels};
 
 /// Outputs of a panel.
 pub const PANEL_LEN: usize = 16;
 
 /// A weight matrix in panels.
 #[derive(Debug, Clone, Copy)]
-pub struct Panels<'a> {
+pub enum Panels<'a> {
+    /// Values as stored.
+    Stored(StoredPanels<'a>),
+    /// Quantised ones.
+    Quantized(QuantizedPanels<'a>),
+}
+
+impl<'a> Panels<'a> {
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        match self {
+            Panels::Stored(panels) => panels.rows,
+            Panels::Quantized(panels) => panels.rows(),
+        }
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        match self {
+            Panels::Stored(panels) => panels.cols,
+            Panels::Quantized(panels) => panels.cols(),
+        }
+    }
+
+    /// Bytes, padding included.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Panels::Stored(panels) => panels.values.len() * panels.values.dtype().bytes(),
+            Panels::Quantized(panels) => panels.bytes().len(),
+        }
+    }
+
+    /// The arithmetic of products with them.
+    pub(crate) fn arithmetic(&self) -> Arithmetic {
+        match self {
+            Panels::Stored(_) => Arithmetic::F32,
+            Panels::Quantized(panels) => match panels.quantization() {
+                Quantization::Q8 => Arithmetic::Int8,
+                Quantization::Q4 => Arithmetic::Int4,
+            },
+        }
+    }
+
+    /// Copies the weights of output `row`, widened to single precision, into `out` (`cols`
+    /// values).
+    ///
+    /// # Panics
+    /// When there is no such output, or `out` has another length.
+    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows() && out.len() == self.cols(), "output {row} of {}", self.rows());
+        match self {
+            Panels::Stored(panels) => panels.copy_row(row, out),
+            Panels::Quantized(panels) => panels.copy_row(row, out),
+        }
+    }
+}
+
+/// A weight matrix in panels, its values as stored.
+#[derive(Debug, Clone, Copy)]
+pub struct StoredPanels<'a> {
     rows: usize,
     cols: usize,
     values: Values<'a>,
@@ -54,7 +118,7 @@ fn inputs(dtype: Dtype) -> usize {
     }
 }
 
-impl<'a> Panels<'a> {
+impl<'a> StoredPanels<'a> {
     /// Values that a matrix of `rows` outputs and `cols` inputs takes in panels.
     ///
     /// # Panics
@@ -76,7 +140,7 @@ impl<'a> Panels<'a> {
         self.cols
     }
 
-    /// The values, panel after panel: [`Panels::len`] of them.
+    /// The values, panel after panel: [`StoredPanels::len`] of them.
     pub fn values(&self) -> Values<'a> {
         self.values
     }
@@ -84,11 +148,11 @@ impl<'a> Panels<'a> {
     /// A view of `values`, in panels, as a matrix of `rows` outputs and `cols` inputs.
     ///
     /// # Panics
-    /// When the number of values is not [`Panels::len`].
-    pub fn new(rows: usize, cols: usize, values: Values<'a>) -> Panels<'a> {
-        let len = Panels::len(values.dtype(), rows, cols);
+    /// When the number of values is not [`StoredPanels::len`].
+    pub fn new(rows: usize, cols: usize, values: Values<'a>) -> StoredPanels<'a> {
+        let len = StoredPanels::len(values.dtype(), rows, cols);
         assert_eq!(values.len(), len, "a [{rows}, {cols}] matrix in panels");
-        Panels { rows, cols, values }
+        StoredPanels { rows, cols, values }
     }
 
     /// Values of a panel.
@@ -100,21 +164,15 @@ impl<'a> Panels<'a> {
     ///
     /// # Panics
     /// When it does not, or the outputs leave the matrix.
-    pub fn slice_rows(&self, from: usize, rows: usize) -> Panels<'a> {
+    pub fn slice_rows(&self, from: usize, rows: usize) -> StoredPanels<'a> {
         assert!(from.is_multiple_of(PANEL_LEN), "output {from} begins no panel");
         assert!(from + rows <= self.rows, "outputs {from}+{rows} leave {}", self.rows);
         let first = from / PANEL_LEN * self.panel_values();
         let len = rows.div_ceil(PANEL_LEN) * self.panel_values();
-        Panels { rows, cols: self.cols, values: self.values.slice(first..first + len) }
+        StoredPanels { rows, cols: self.cols, values: self.values.slice(first..first + len) }
     }
 
-    /// Copies the weights of output `row`, widened to single precision, into `out` (`cols`
-    /// values).
-    ///
-    /// # Panics
-    /// When there is no such output, or `out` has another length.
-    pub fn copy_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows && out.len() == self.cols, "output {row} of {}", self.rows);
+    fn copy_row(&self, row: usize, out: &mut [f32]) {
         let panel = row / PANEL_LEN * self.panel_values();
         let lane = row % PANEL_LEN;
         match self.values {
@@ -134,7 +192,7 @@ fn gather<E: PanelValue>(panel: &[E], lane: usize, out: &mut [f32], widen: impl 
 }
 
 /// Puts rows of a matrix as stored into the panels that they begin: `out` is the bytes of
-/// [`Panels::len`] values of its type.
+/// [`StoredPanels::len`] values of its type.
 ///
 /// # Panics
 /// When it has another length, or is not aligned for the type.
@@ -201,6 +259,7 @@ pub struct PackedMatrix {
     rows: usize,
     cols: usize,
     dtype: Dtype,
+    quantization: Option<Quantization>,
     memory: Arena,
 }
 
@@ -211,22 +270,54 @@ impl PackedMatrix {
     /// When the system refuses the memory.
     pub fn new(matrix: Matrix<'_>) -> Result<PackedMatrix, ArenaError> {
         let (rows, cols, dtype) = (matrix.rows, matrix.cols, matrix.values.dtype());
-        let bytes = Panels::len(dtype, rows, cols) * dtype.bytes();
+        let bytes = StoredPanels::len(dtype, rows, cols) * dtype.bytes();
         let mut memory = Arena::new(bytes)?;
         pack(matrix, memory.values_mut(0, bytes));
-        Ok(PackedMatrix { rows, cols, dtype, memory })
+        Ok(PackedMatrix { rows, cols, dtype, quantization: None, memory })
+    }
+
+    /// A quantised copy of `matrix` in panels.
+    ///
+    /// # Errors
+    /// When the system refuses the memory.
+    pub fn quantized(
+        matrix: Matrix<'_>,
+        quantization: Quantization,
+    ) -> Result<PackedMatrix, ArenaError> {
+        let (rows, cols, dtype) = (matrix.rows, matrix.cols, matrix.values.dtype());
+        let bytes = quantization.bytes(rows, cols);
+        let mut memory = Arena::new(bytes)?;
+        quant::pack(quantization, matrix, memory.values_mut(0, bytes));
+        Ok(PackedMatrix { rows, cols, dtype, quantization: Some(quantization), memory })
     }
 
     /// The panels.
     pub fn panels(&self) -> Panels<'_> {
-        let len = Panels::len(self.dtype, self.rows, self.cols);
-        Panels::new(self.rows, self.cols, Values::of_arena(&self.memory, self.dtype, 0, len))
+        let (rows, cols) = (self.rows, self.cols);
+        match self.quantization {
+            None => {
+                let len = StoredPanels::len(self.dtype, rows, cols);
+                let values = Values::of_arena(&self.memory, self.dtype, 0, len);
+                Panels::Stored(StoredPanels::new(rows, cols, values))
+            }
+            Some(quantization) => {
+                let bytes = self.memory.values(0, quantization.bytes(rows, cols));
+                Panels::Quantized(QuantizedPanels::new(quantization, rows, cols, bytes))
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn stored(panels: Panels<'_>) -> StoredPanels<'_> {
+        match panels {
+            Panels::Stored(panels) => panels,
+            Panels::Quantized(_) => panic!("nobody quantised them"),
+        }
+    }
 
     /// Every value of every output comes back, of sizes around a panel and a pair.
     #[test]
@@ -247,7 +338,7 @@ mod tests {
                     assert_eq!(found, expected, "row {row} of {rows}x{cols}");
                     sum += expected.iter().sum::<f32>();
                 }
-                let all: f32 = match panels.values() {
+                let all: f32 = match stored(panels).values() {
                     Values::F32(v) => v.iter().sum(),
                     Values::Bf16(v) => v.iter().map(|x| x.to_f32()).sum(),
                     Values::F16(v) => v.iter().map(|x| x.to_f32()).sum(),
@@ -265,11 +356,12 @@ mod tests {
         let turned: Vec<bf16> = (0..rows * cols).map(|i| at(i % rows, i / rows)).collect();
         let turned = PackedMatrix::new(Matrix::new(cols, rows, Values::Bf16(&turned)));
         let turned = turned.expect("memory");
-        let mut memory = Arena::new(Panels::len(Dtype::Bf16, cols, rows) * 2).expect("memory");
+        let mut memory =
+            Arena::new(StoredPanels::len(Dtype::Bf16, cols, rows) * 2).expect("memory");
         let bytes = memory.bytes();
         memory.values_mut::<u8>(0, bytes).fill(0xff);
         pack_transposed(Matrix::new(rows, cols, Values::Bf16(&plain)), memory.values_mut(0, bytes));
-        let Values::Bf16(expected) = turned.panels().values() else { panic!("bf16") };
+        let Values::Bf16(expected) = stored(turned.panels()).values() else { panic!("bf16") };
         assert_eq!(memory.values::<bf16>(0, bytes / 2), expected);
     }
 
@@ -278,11 +370,11 @@ mod tests {
         let numbers: Vec<f32> = (0..50 * 3).map(|i| i as f32).collect();
         let packed = PackedMatrix::new(Matrix::new(50, 3, Values::F32(&numbers)));
         let packed = packed.expect("memory");
-        let slice = packed.panels().slice_rows(32, 18);
+        let slice = stored(packed.panels()).slice_rows(32, 18);
         let mut row = [0.0; 3];
         slice.copy_row(17, &mut row);
         assert_eq!(row, [147.0, 148.0, 149.0]);
-        let odd = std::panic::catch_unwind(|| packed.panels().slice_rows(8, 8).rows);
+        let odd = std::panic::catch_unwind(|| stored(packed.panels()).slice_rows(8, 8).rows);
         assert!(odd.is_err());
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use kernels::Quantization;
 
 use super::output::JsonTarget;
 use crate::config::default_threads;
@@ -13,6 +14,9 @@ pub struct CommonArgs {
     /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
     #[arg(short, long, value_name = "DIR")]
     pub model: Option<PathBuf>,
+    /// How its weights are held.
+    #[command(flatten)]
+    pub weights: WeightArgs,
     /// Threads to compute with; default: one per core.
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
@@ -42,6 +46,42 @@ impl CommonArgs {
     /// Where a JSON result goes.
     pub fn json_target(&self) -> JsonTarget {
         JsonTarget::new(self.json.as_deref())
+    }
+}
+
+/// How the weights of a model are held in memory.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct WeightArgs {
+    /// Hold large matrices in 8 or 4 bits a weight, with a scale for 32 of them: less memory and
+    /// faster, for other answers than the weights as stored give.
+    ///
+    /// Quantised at load: projections of mixers, feed-forward parts, experts and the head; the rows
+    /// they multiply are rounded to 8 bits. Kept as stored: the embedding, norms, convolutions,
+    /// routers, MLA's kv_b_proj, and the decay, output-gate and beta projections of KDA. A head that
+    /// is tied to the embedding is quantised in a copy.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Quantize::None)]
+    pub quantize: Quantize,
+}
+
+/// How large matrices are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    /// As their files store them.
+    None,
+    /// 8.5 bits a weight.
+    Q8,
+    /// 4.5 bits a weight.
+    Q4,
+}
+
+impl WeightArgs {
+    /// How the engine is to hold them.
+    pub fn quantization(self) -> Option<Quantization> {
+        match self.quantize {
+            Quantize::None => None,
+            Quantize::Q8 => Some(Quantization::Q8),
+            Quantize::Q4 => Some(Quantization::Q4),
+        }
     }
 }
 

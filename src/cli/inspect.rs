@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use kernels::Dtype;
 
+use super::common::WeightArgs;
 use super::output::grouped;
 use crate::config::parse_bytes;
 use crate::inspect::{LayerRun, Report, StateDtypes};
@@ -31,6 +32,9 @@ pub struct InspectArgs {
     /// Precision of activations: sets how convolution windows and the hidden row are stored.
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub compute: Precision,
+    /// How weights are held.
+    #[command(flatten)]
+    pub weights: WeightArgs,
     /// How keys, values and latents are stored; follows --compute.
     #[arg(long, value_enum)]
     pub kv_dtype: Option<Precision>,
@@ -109,13 +113,14 @@ pub fn run(args: &InspectArgs) -> Result<(), InspectError> {
 /// # Errors
 /// As [`run`].
 pub fn report(args: &InspectArgs) -> Result<Report, InspectError> {
-    let model = match &args.model {
+    let mut model = match &args.model {
         Some(dir) => ModelFiles::open(dir)?,
         None => embedded()?,
     };
+    model.spec.quantize = args.weights.quantization();
     let kv = args.kv_dtype.unwrap_or(args.compute);
     let dtypes = StateDtypes { window: args.compute.into(), kv: kv.into() };
-    Report::new(&model.spec, dtypes, model.stored_bytes()?, args.device_memory)
+    Report::new(&model.spec, dtypes, model.weight_bytes()?, args.device_memory)
         .map_err(|error| InspectError::Memory(error.to_string()))
 }
 
@@ -187,6 +192,10 @@ fn write_costs(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         true => "as stored in the files",
         false => "at 2 bytes a parameter; no weight files here",
     };
+    let held = match report.quantize {
+        Some(quantize) => format!("large matrices in {quantize}, panels padded"),
+        None => "panels padded".to_owned(),
+    };
     let filled = |units: usize, what: &str, loss: f64| {
         let plural = if units == 1 { "" } else { "s" };
         format!("{units} {what}{plural} ({:.1} % lost)", 100.0 * loss)
@@ -199,6 +208,7 @@ fn write_costs(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     let window = sequence.window_dtype;
     let rows = [
         ("weights", report.weights_bytes, source.to_owned()),
+        ("            in memory", report.weights_held_bytes, held),
         ("a sequence: recurrent state", sequence.recurrent_bytes, "f32".to_owned()),
         ("            conv windows", sequence.conv_bytes, window.to_owned()),
         ("            hidden row", sequence.hidden_row_bytes, window.to_owned()),

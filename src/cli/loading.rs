@@ -1,7 +1,6 @@
 //! From a folder, or the model in the binary, to an engine; with a bar for the eyes of a terminal.
 
 use std::io::{IsTerminal, stderr};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kernels::Isa;
 
 use super::CliError;
+use super::common::CommonArgs;
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineLimits};
 use crate::models::ModelFiles;
@@ -21,12 +21,14 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads the small files of the model in `dir`, or of the model in the binary.
-    pub fn open(dir: Option<&Path>) -> Result<Files, CliError> {
-        match dir {
-            Some(dir) => Ok(Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? }),
-            None => embedded(),
-        }
+    /// Reads the small files of the model that is asked for, or of the model in the binary.
+    pub fn open(args: &CommonArgs) -> Result<Files, CliError> {
+        let mut files = match &args.model {
+            Some(dir) => Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? },
+            None => embedded()?,
+        };
+        files.model.spec.quantize = args.weights.quantization();
+        Ok(files)
     }
 
     /// The tokenizer, if the model has one.

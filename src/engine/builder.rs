@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{Cpu, Isa};
+use kernels::{Cpu, Isa, Quantization};
 use state_pool::{StatePool, Tier};
 
 use super::core::Core;
@@ -54,6 +54,15 @@ impl<'p> EngineBuilder<'p> {
     /// The instruction set; the best of this machine unless told otherwise.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = isa;
+        self
+    }
+
+    /// How the large matrices are held in memory; as stored unless told otherwise. Routers, norms,
+    /// convolutions, the embedding and the small projections of KDA and MLA stay as stored in any
+    /// case.
+    pub fn quantize(mut self, quantization: Option<Quantization>) -> Self {
+        self.files.spec.quantize = quantization;
+        self.limits = None;
         self
     }
 
@@ -128,9 +137,7 @@ impl<'p> EngineBuilder<'p> {
             given => given.unwrap_or(f64::INFINITY),
         };
         let prefill = match config.prefill_tokens_per_second {
-            None if measures => {
-                probe::prefill_tokens_per_second(&cpu, model.spec().active_weights())?
-            }
+            None if measures => probe::prefill_tokens_per_second(&cpu, model.spec())?,
             given => given.unwrap_or(f64::INFINITY),
         };
         let cost = Cost {

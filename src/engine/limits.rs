@@ -104,7 +104,7 @@ impl EngineLimits {
         files: &ModelFiles,
         config: &EngineConfig,
     ) -> Result<EngineLimits, EngineError> {
-        let weights = files.stored_bytes()?.unwrap_or(0);
+        let weights = files.weight_bytes()?.map_or(0, |bytes| bytes.held);
         let free = available_memory().map(|free| free.saturating_sub(weights));
         EngineLimits::derive(&files.spec, config, free)
     }

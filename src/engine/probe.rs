@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use kernels::{Arena, ArenaError, Cpu, Matrix, PackedMatrix, Rows, RowsMut, Values, gemm};
+use kernels::{
+    Arena, ArenaError, Cpu, Matrix, PackedMatrix, QuantizedRows, Rows, RowsMut, Values, gemm,
+};
+
+use crate::models::spec::ModelSpec;
 
 /// How long each measurement takes.
 const PROBE: Duration = Duration::from_millis(5);
@@ -22,25 +26,30 @@ pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
     Ok(COPY_BYTES as f64 * per_second(|| target.copy_from(0, &source, 0, COPY_BYTES)))
 }
 
-/// Tokens per second of a prompt, by the rate of a matrix product of one cell with `active_weights`
-/// weights in all: what attention and states cost is left out, so computing again looks a little
-/// cheaper than it is.
+/// Tokens per second of a prompt of `spec`, by the rate of a matrix product of one cell with as many
+/// weights as are active, held as the model's are: what attention and states cost is left out, so
+/// computing again looks a little cheaper than it is.
 ///
 /// # Errors
 /// When the system refuses the memory.
-pub fn prefill_tokens_per_second(cpu: &Cpu, active_weights: usize) -> Result<f64, ArenaError> {
+pub fn prefill_tokens_per_second(cpu: &Cpu, spec: &ModelSpec) -> Result<f64, ArenaError> {
     const ROWS: usize = kernels::CELL_LEN;
     const WIDTH: usize = 512;
     let (x, w) = (vec![0.5_f32; ROWS * WIDTH], vec![0.25_f32; WIDTH * WIDTH]);
-    let weights = PackedMatrix::new(Matrix::new(WIDTH, WIDTH, Values::F32(&w)))?;
+    let matrix = Matrix::new(WIDTH, WIDTH, Values::F32(&w));
+    let weights = match spec.quantize {
+        None => PackedMatrix::new(matrix)?,
+        Some(quantization) => PackedMatrix::quantized(matrix, quantization)?,
+    };
+    let mut quantized = QuantizedRows::new(ROWS, WIDTH);
     let mut out = vec![0.0_f32; ROWS * WIDTH];
     let mut product = || {
         let (x, out) = (Rows::new(&x, WIDTH), RowsMut::new(&mut out, WIDTH));
-        gemm::gemm(cpu, x, weights.panels(), out);
+        gemm::gemm(cpu, x, weights.panels(), &mut quantized, out);
     };
     product();
     let weights_per_second = (ROWS * WIDTH * WIDTH) as f64 * per_second(product);
-    Ok(weights_per_second / active_weights.max(1) as f64)
+    Ok(weights_per_second / spec.active_weights().max(1) as f64)
 }
 
 /// How often a second `work` can be done.

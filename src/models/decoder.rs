@@ -77,7 +77,10 @@ impl Model {
             })
         };
         let embedding = weights.tensor(None, Part::Embedding);
-        let head = if spec.tied_head { embedding } else { weights.tensor(None, Part::Head) };
+        let head = match spec.head_is_embedding() {
+            true => embedding,
+            false => weights.tensor(None, Part::Head),
+        };
         Ok(Model {
             layers: spec.layers.iter().enumerate().map(layer).collect::<Result<_, ArenaError>>()?,
             layout: Model::layout_of(&spec),
@@ -207,7 +210,7 @@ impl Model {
         }
         work.logits.resize(count * vocab, 0.0);
         let (x, head) = (Rows::new(&work.head_rows, width), self.weights.panels(&self.head));
-        gemm::gemm(cpu, x, head, RowsMut::new(&mut work.logits, vocab));
+        gemm::gemm(cpu, x, head, &mut work.quantized, RowsMut::new(&mut work.logits, vocab));
         &work.logits
     }
 }

@@ -12,7 +12,7 @@ use super::config::{Config, ConfigFault};
 use super::family::Family;
 use super::generation::GenerationDefaults;
 use super::spec::{ModelSpec, Part, Required};
-use crate::weights::{Named, Tensor, Weights, WeightsError};
+use crate::weights::{Named, Tensor, WeightBytes, Weights, WeightsError};
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -155,18 +155,20 @@ impl ModelFiles {
     ///
     /// # Errors
     /// All that is wrong with the weight files.
-    pub fn stored_bytes(&self) -> Result<Option<usize>, ModelError> {
+    pub fn weight_bytes(&self) -> Result<Option<WeightBytes>, ModelError> {
         let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
         Ok(match &self.place {
-            Place::Folder(dir) => Weights::stored_bytes(dir, &named, &ignore)?,
-            Place::Binary(file) => {
-                Some(Weights::embedded(file, &named, &ignore, &mut |_, _| {})?.bytes())
-            }
+            Place::Folder(dir) => Weights::bytes_in(dir, &named, &ignore)?,
+            Place::Binary(file) => Some(Weights::bytes_embedded(file, &named, &ignore)?),
         })
     }
 
     fn named(&self) -> Vec<Named> {
-        let name = |layer, part| self.tensor_name(layer, part);
+        let name = |layer, part| match part {
+            // A copy of its own, where it is quantised.
+            Part::Head if self.spec.tied_head => self.tensor_name(None, Part::Embedding),
+            part => self.tensor_name(layer, part),
+        };
         let required = self.spec.required().into_iter();
         let named =
             |r: Required| Named { name: name(r.layer, r.part), shape: r.shape, order: r.order };

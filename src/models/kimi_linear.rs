@@ -44,6 +44,7 @@ fn read(config: &mut Config<'_>) -> Result<ModelSpec, Vec<ConfigFault>> {
         norm_eps,
         tied_head: config.flag("tie_word_embeddings"),
         context: config.size("model_max_length"),
+        quantize: None,
         layers: Vec::new(),
     };
     config.settled()?;

@@ -7,7 +7,9 @@
 use std::fmt;
 use std::iter::repeat_n;
 
-use crate::weights::Order;
+use kernels::{Dtype, Quantization};
+
+use crate::weights::{Order, matrix_size};
 
 /// Tokens of one block: the unit of per-token memory (DESIGN.md section 2).
 pub const BLOCK_LEN: usize = kernels::BLOCK_LEN;
@@ -27,6 +29,8 @@ pub struct ModelSpec {
     pub tied_head: bool,
     /// Longest context the model declares, in tokens.
     pub context: usize,
+    /// How its large matrices are held in memory; none as stored.
+    pub quantize: Option<Quantization>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
 }
@@ -198,6 +202,52 @@ pub enum Part {
     SharedDown,
 }
 
+impl Part {
+    /// Whether it is quantised when the model is: the large matrices. Not so routers and KDA's small
+    /// projections, whose errors decide more than their bytes cost; the embedding, of which a row is
+    /// read; and [`Part::LatentUp`], which is multiplied by in two orders.
+    fn is_quantized(self) -> bool {
+        match self {
+            Part::Head
+            | Part::Query
+            | Part::Key
+            | Part::Value
+            | Part::Output
+            | Part::LatentDown
+            | Part::FfnGate
+            | Part::FfnUp
+            | Part::FfnDown
+            | Part::ExpertGate(_)
+            | Part::ExpertUp(_)
+            | Part::ExpertDown(_)
+            | Part::SharedGate
+            | Part::SharedUp
+            | Part::SharedDown => true,
+            Part::Embedding
+            | Part::FinalNorm
+            | Part::MixerNorm
+            | Part::FfnNorm
+            | Part::QueryNorm
+            | Part::KeyNorm
+            | Part::LatentNorm
+            | Part::LatentUp
+            | Part::QueryConv
+            | Part::KeyConv
+            | Part::ValueConv
+            | Part::DecayDown
+            | Part::DecayUp
+            | Part::DecayLog
+            | Part::DecayBias
+            | Part::Beta
+            | Part::GateDown
+            | Part::GateUp
+            | Part::HeadNorm
+            | Part::Router
+            | Part::RouterBias => false,
+        }
+    }
+}
+
 /// A tensor the model needs: its place and its shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Required {
@@ -217,19 +267,34 @@ impl Required {
     pub fn values(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Bytes in memory, where files store it as `dtype`.
+    pub fn held_bytes(&self, dtype: Dtype) -> usize {
+        let (rows, cols) = matrix_size(&self.shape);
+        self.order.bytes(dtype, rows, cols)
+    }
 }
 
 impl ModelSpec {
+    /// Whether logits are products with the embedding as it lies. A quantised head that is tied
+    /// is a copy of its own.
+    pub fn head_is_embedding(&self) -> bool {
+        self.tied_head && self.quantize.is_none()
+    }
+
     /// Every tensor the model needs, in the order of the forward pass.
     pub fn required(&self) -> Vec<Required> {
         let mut list = Vec::new();
-        let mut need = |layer, part, shape: &[usize]| {
-            let is_looked_up = part == Part::Embedding && !self.tied_head;
+        let mut need = |layer, part: Part, shape: &[usize]| {
+            let is_looked_up = part == Part::Embedding && !self.head_is_embedding();
             let order = match part {
                 // Attention takes its rows apart by head; convolutions have vectors of their own.
                 Part::LatentUp | Part::QueryConv | Part::KeyConv | Part::ValueConv => Order::Rows,
                 _ if is_looked_up || shape.len() == 1 => Order::Rows,
-                _ => Order::Panels,
+                _ => match self.quantize.filter(|_| part.is_quantized()) {
+                    Some(quantization) => Order::Quantized(quantization),
+                    None => Order::Panels,
+                },
             };
             list.push(Required { layer, part, shape: shape.to_vec(), order });
         };
@@ -242,7 +307,7 @@ impl ModelSpec {
             layer.ffn.required(self.hidden, &mut need);
         }
         need(None, Part::FinalNorm, &[self.hidden]);
-        if !self.tied_head {
+        if !self.head_is_embedding() {
             need(None, Part::Head, &[self.vocab_size, self.hidden]);
         }
         list
@@ -250,7 +315,8 @@ impl ModelSpec {
 
     /// Number of parameters, tied ones counted once.
     pub fn parameters(&self) -> usize {
-        self.required().iter().map(Required::values).sum()
+        let is_tied = |required: &Required| self.tied_head && required.part == Part::Head;
+        self.required().iter().filter(|r| !is_tied(r)).map(Required::values).sum()
     }
 
     /// Weights that the forward pass of one token multiplies with: all matrices, of the experts
@@ -262,7 +328,7 @@ impl ModelSpec {
         };
         let counts = |required: &Required| match (required.part, required.layer) {
             // A row of the embedding is read, not multiplied, unless it is the head too.
-            (Part::Embedding, _) => self.tied_head,
+            (Part::Embedding, _) => self.head_is_embedding(),
             (
                 Part::ExpertGate(expert) | Part::ExpertUp(expert) | Part::ExpertDown(expert),
                 Some(layer),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels::rope::{Rope, angles};
-use kernels::{Scratch, gqa, kda, mla, moe};
+use kernels::{QuantizedRows, Scratch, gqa, kda, mla, moe};
 
 use super::batch::Batch;
 use super::spec::{Ffn, Layer, Mixer, ModelSpec};
@@ -45,6 +45,8 @@ pub struct Workspace {
     pub(super) scratch: Scratch,
     pub(super) tasks: Vec<(usize, Range<usize>)>,
     pub(super) mla: mla::Workspace,
+    /// Rows that quantised weights multiply.
+    pub(super) quantized: QuantizedRows,
     /// Angles of the batch's rows, for each rotation the model has.
     pub(super) angles: Vec<(Rope, Vec<f32>)>,
     /// Hidden rows that logits are asked for, and the logits.
@@ -78,11 +80,15 @@ impl Workspace {
             router: buffer(widths.experts),
             choices: vec![moe::Choice { expert: 0, weight: 0.0 }; most_rows * widths.top_k],
             experts_out: buffer(if widths.experts > 0 { spec.hidden } else { 0 }),
-            experts: (widths.experts > 0).then(|| widths.experts_workspace(most_rows, spec.hidden)),
+            experts: (widths.experts > 0).then(|| widths.experts_workspace(most_rows, spec)),
             scratch: Scratch::new(threads, widths.scratch),
             // A task has at least one row.
             tasks: Vec::with_capacity(most_rows),
             mla: widths.mla.map_or_else(Default::default, |s| mla::Workspace::new(s, most_rows)),
+            quantized: match spec.quantize {
+                Some(_) => QuantizedRows::new(most_rows, widths.inputs(spec)),
+                None => QuantizedRows::default(),
+            },
             angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
             logits: Vec::new(),
@@ -109,7 +115,8 @@ impl Workspace {
         let values = most_rows.saturating_mul(row).saturating_add(logits);
         let values = values.saturating_add(threads.saturating_mul(w.scratch));
         let values = values.saturating_add(w.mla.map_or(0, mla::Workspace::len));
-        values.saturating_mul(size_of::<f32>())
+        let quantized = spec.quantize.map_or(0, |_| w.quantized_bytes(most_rows, spec));
+        values.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
 
     /// Overwrites every buffer with not-a-number, so that a test sees whatever relies on old
@@ -136,6 +143,7 @@ impl Workspace {
         }
         self.scratch.fill(f32::NAN);
         self.mla.fill(f32::NAN);
+        self.quantized.poison();
         if let Some(experts) = &mut self.experts {
             experts.fill(f32::NAN);
         }
@@ -223,8 +231,23 @@ impl Widths {
         widest
     }
 
-    fn experts_workspace(&self, rows: usize, hidden: usize) -> moe::Workspace {
-        moe::Workspace::new(rows, self.top_k, self.experts, hidden, self.expert_inter)
+    fn experts_workspace(&self, rows: usize, spec: &ModelSpec) -> moe::Workspace {
+        let (hidden, inter) = (spec.hidden, self.expert_inter);
+        let work = moe::Workspace::new(rows, self.top_k, self.experts, hidden, inter);
+        if spec.quantize.is_some() { work.quantized(hidden, inter) } else { work }
+    }
+
+    /// The most inputs of a matrix, experts' apart.
+    fn inputs(&self, spec: &ModelSpec) -> usize {
+        spec.hidden.max(self.attended).max(self.ffn)
+    }
+
+    /// Bytes of quantised rows, those of experts' pairs with them.
+    fn quantized_bytes(&self, rows: usize, spec: &ModelSpec) -> usize {
+        let pairs = rows.saturating_mul(self.top_k);
+        let of_pairs = [spec.hidden, self.expert_inter].map(|w| QuantizedRows::bytes(pairs, w));
+        let of_pairs = of_pairs.into_iter().fold(0, usize::saturating_add);
+        QuantizedRows::bytes(rows, self.inputs(spec)).saturating_add(of_pairs)
     }
 }
 

@@ -1,12 +1,12 @@
 //! From files into memory: tensors are read in pieces by several threads, and put into panels on
-//! the way where products read them.
+//! the way where products read them, quantised where that is asked for.
 
 use std::num::NonZero;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use kernels::{Arena, Dtype, Matrix, PANEL_LEN, Values, panels};
+use kernels::{Arena, Dtype, Matrix, PANEL_LEN, Values, panels, quant};
 
 use super::fault::WeightsError;
 use super::source::Source;
@@ -94,7 +94,11 @@ impl Piece<'_> {
         buffer.resize(buffer.len().max(bytes.div_ceil(size_of::<u64>())), 0);
         let stored = &mut bytemuck::cast_slice_mut::<u64, u8>(buffer)[..bytes];
         source.read_at(from, stored)?;
-        panels::pack(Matrix::new(rows, cols, Values::of_bytes(stored, dtype)), out);
+        let matrix = Matrix::new(rows, cols, Values::of_bytes(stored, dtype));
+        match order {
+            Order::Quantized(quantization) => quant::pack(quantization, matrix, out),
+            Order::Rows | Order::Panels => panels::pack(matrix, out),
+        }
         Ok(())
     }
 }
@@ -117,7 +121,7 @@ fn pieces<'a>(
         rest_at = offset;
         for first in (0..rows).step_by(fit) {
             let rows = fit.min(rows - first);
-            let len = order.values(dtype, rows, cols) * dtype.bytes();
+            let len = order.bytes(dtype, rows, cols);
             let (out, behind) = rest.split_at_mut(len);
             (rest, rest_at) = (behind, rest_at + len);
             let (source, from) = (&sources[found.shard], found.offset + first * row_bytes);

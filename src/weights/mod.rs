@@ -1,8 +1,8 @@
 //! Weights: safetensors files, read into memory once.
 //!
 //! [`Weights::open`] checks files against the list of tensors that a model needs, names everything
-//! that is wrong with them at once, reads them in the order in which they will be used, and hands
-//! out views. No value is converted. What a tensor means to a model is not known here: names,
+//! that is wrong with them at once, reads them in the order in which they will be used, quantised
+//! where that is asked for, and hands out views. What a tensor means to a model is not known here: names,
 //! shapes and orders come from `models`.
 
 mod fault;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::discriminant;
 use std::path::Path;
 
-use kernels::{Arena, Dtype, Matrix, Panels, Values};
+use kernels::{Arena, Dtype, Matrix, Panels, Quantization, QuantizedPanels, StoredPanels, Values};
 
 pub use fault::{Fault, WeightsError};
 use files::{Listing, Stored};
@@ -33,19 +33,22 @@ pub enum Order {
     Rows,
     /// In panels, as products read them.
     Panels,
+    /// In panels, quantised.
+    Quantized(Quantization),
 }
 
 impl Order {
-    /// Values that a tensor takes in this order.
-    fn values(self, dtype: Dtype, rows: usize, cols: usize) -> usize {
+    /// Bytes that a tensor of `dtype` takes in this order.
+    pub fn bytes(self, dtype: Dtype, rows: usize, cols: usize) -> usize {
         match self {
-            Order::Rows => rows * cols,
-            Order::Panels => Panels::len(dtype, rows, cols),
+            Order::Rows => rows * cols * dtype.bytes(),
+            Order::Panels => StoredPanels::len(dtype, rows, cols) * dtype.bytes(),
+            Order::Quantized(quantization) => quantization.bytes(rows, cols),
         }
     }
 }
 
-/// A tensor that a model needs.
+/// A tensor that a model needs. It may need one of a file in two orders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
     /// Its name in the files.
@@ -54,6 +57,25 @@ pub struct Named {
     pub shape: Vec<usize>,
     /// The order in which it is used.
     pub order: Order,
+}
+
+/// Outputs and inputs of a tensor of `shape`: its first dimension and the others multiplied. A
+/// vector has one output.
+pub fn matrix_size(shape: &[usize]) -> (usize, usize) {
+    match shape {
+        [len] => (1, *len),
+        [rows, rest @ ..] => (*rows, rest.iter().product()),
+        [] => (1, 1),
+    }
+}
+
+/// Bytes of a model's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// As their files store them.
+    pub stored: usize,
+    /// In memory: padded to panels, and quantised where that is asked for.
+    pub held: usize,
 }
 
 /// A tensor of loaded weights: a handle to ask [`Weights`] with.
@@ -77,7 +99,7 @@ impl Tensor {
         self.cols
     }
 
-    /// How the values are encoded.
+    /// How the values are encoded in their file.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -137,42 +159,69 @@ impl Weights {
         let (sources, found) = checked(listing, required, ignore)?;
         let mut offset = 0;
         let mut place = |(named, found): (&Named, &Found)| {
-            let (rows, cols) = match named.shape.as_slice() {
-                [len] => (1, *len),
-                [rows, rest @ ..] => (*rows, rest.iter().product()),
-                [] => (1, 1),
-            };
+            let (rows, cols) = matrix_size(&named.shape);
             let tensor = Tensor { offset, rows, cols, dtype: found.dtype, order: named.order };
-            let values = named.order.values(found.dtype, rows, cols);
-            offset = (offset + values * found.dtype.bytes()).next_multiple_of(ALIGN);
+            let bytes = named.order.bytes(found.dtype, rows, cols);
+            offset = (offset + bytes).next_multiple_of(ALIGN);
             tensor
         };
         let tensors: Vec<Tensor> = required.iter().zip(&found).map(&mut place).collect();
         let mut memory = Arena::new(offset)?;
         load::read_all(&mut memory, &sources, &tensors, &found, progress)?;
-        let names = required.iter().enumerate().map(|(i, n)| (n.name.clone(), i)).collect();
+        let mut names = HashMap::new();
+        for (i, named) in required.iter().enumerate() {
+            names.entry(named.name.clone()).or_insert(i);
+        }
         Ok(Weights { memory, tensors, names })
     }
 
-    /// Bytes of the required tensors as stored in `dir`, by the headers alone; none when `dir` has
-    /// no weight files.
+    /// Bytes of the required tensors in `dir`, by the headers alone; none when `dir` has no weight
+    /// files.
     ///
     /// # Errors
     /// As [`Weights::open`].
-    pub fn stored_bytes(
+    pub fn bytes_in(
         dir: &Path,
         required: &[Named],
         ignore: &dyn Fn(&str) -> bool,
-    ) -> Result<Option<usize>, WeightsError> {
+    ) -> Result<Option<WeightBytes>, WeightsError> {
         if !Listing::is_in(dir) {
             return Ok(None);
         }
-        let (_, found) = checked(Listing::of_dir(dir)?, required, ignore)?;
-        let values = |named: &Named| named.shape.iter().product::<usize>();
-        Ok(Some(required.iter().zip(found).map(|(n, f)| values(n) * f.dtype.bytes()).sum()))
+        Weights::bytes_of(Listing::of_dir(dir)?, required, ignore).map(Some)
     }
 
-    /// The tensor of that name, if the model needs it.
+    /// Bytes of the required tensors in `file`, by its header alone. See [`Weights::embedded`].
+    ///
+    /// # Errors
+    /// As [`Weights::embedded`].
+    pub fn bytes_embedded(
+        file: &'static [u8],
+        required: &[Named],
+        ignore: &dyn Fn(&str) -> bool,
+    ) -> Result<WeightBytes, WeightsError> {
+        Weights::bytes_of(Listing::of_bytes(file)?, required, ignore)
+    }
+
+    fn bytes_of(
+        listing: Listing,
+        required: &[Named],
+        ignore: &dyn Fn(&str) -> bool,
+    ) -> Result<WeightBytes, WeightsError> {
+        let (_, found) = checked(listing, required, ignore)?;
+        let mut bytes = WeightBytes { stored: 0, held: 0 };
+        let mut seen = HashSet::new();
+        for (named, found) in required.iter().zip(found) {
+            let (rows, cols) = matrix_size(&named.shape);
+            bytes.held += named.order.bytes(found.dtype, rows, cols);
+            if seen.insert(named.name.as_str()) {
+                bytes.stored += Order::Rows.bytes(found.dtype, rows, cols);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The tensor of that name, if the model needs it; the first where it needs it in two orders.
     pub fn tensor(&self, name: &str) -> Option<Tensor> {
         self.names.get(name).map(|&i| self.tensors[i])
     }
@@ -182,9 +231,10 @@ impl Weights {
         &self.tensors
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors in memory.
     pub fn bytes(&self) -> usize {
-        self.tensors.iter().map(Tensor::bytes).sum()
+        let held = |t: &Tensor| t.order.bytes(t.dtype, t.rows, t.cols);
+        self.tensors.iter().map(held).sum()
     }
 
     /// The values of `tensor`, row after row.
@@ -193,7 +243,7 @@ impl Weights {
     /// When they are in panels.
     pub fn matrix(&self, tensor: &Tensor) -> Matrix<'_> {
         assert_eq!(tensor.order, Order::Rows, "a tensor in panels");
-        Matrix::new(tensor.rows, tensor.cols, self.values(tensor))
+        Matrix::new(tensor.rows, tensor.cols, self.values(tensor, tensor.rows * tensor.cols))
     }
 
     /// The values of `tensor`, in panels.
@@ -201,15 +251,25 @@ impl Weights {
     /// # Panics
     /// When they lie row after row.
     pub fn panels(&self, tensor: &Tensor) -> Panels<'_> {
-        assert_eq!(tensor.order, Order::Panels, "a tensor row after row");
-        Panels::new(tensor.rows, tensor.cols, self.values(tensor))
+        let Tensor { offset, rows, cols, dtype, order } = *tensor;
+        match order {
+            Order::Rows => panic!("a tensor row after row"),
+            Order::Panels => {
+                let len = StoredPanels::len(dtype, rows, cols);
+                Panels::Stored(StoredPanels::new(rows, cols, self.values(tensor, len)))
+            }
+            Order::Quantized(quantization) => {
+                let bytes = self.memory.values(offset, quantization.bytes(rows, cols));
+                Panels::Quantized(QuantizedPanels::new(quantization, rows, cols, bytes))
+            }
+        }
     }
 
     /// Copies row `row` of `tensor`, widened to single precision, into `out` (`cols` values).
     pub fn copy_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) {
         match tensor.order {
             Order::Rows => self.matrix(tensor).copy_row(row, out),
-            Order::Panels => self.panels(tensor).copy_row(row, out),
+            Order::Panels | Order::Quantized(_) => self.panels(tensor).copy_row(row, out),
         }
     }
 
@@ -229,8 +289,7 @@ impl Weights {
         self.names.iter().map(widen).collect()
     }
 
-    fn values(&self, tensor: &Tensor) -> Values<'_> {
-        let len = tensor.order.values(tensor.dtype, tensor.rows, tensor.cols);
+    fn values(&self, tensor: &Tensor, len: usize) -> Values<'_> {
         Values::of_arena(&self.memory, tensor.dtype, tensor.offset, len)
     }
 }

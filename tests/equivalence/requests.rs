@@ -7,6 +7,7 @@ use deltapool::engine::RequestId;
 use deltapool::models::ModelFiles;
 use deltapool::request::{Request, SamplingParams};
 use deltapool::scheduler::SequenceId;
+use kernels::Quantization;
 
 use super::support::seeds::seeds;
 use super::support::stepped::{Answer, Answers, Setting, Stepped};
@@ -19,12 +20,17 @@ pub(super) fn models() -> Vec<String> {
     embedded.into_iter().chain(MODELS).map(str::to_owned).collect()
 }
 
+/// The files of `model`, or of `model+q8` with its weights quantised.
 pub(super) fn open(model: &str) -> ModelFiles {
-    match model {
+    let (name, quantize) = model.split_once('+').unwrap_or((model, ""));
+    let mut files = match name {
         #[cfg(feature = "embedded-model")]
         "embedded" => ModelFiles::embedded().expect("the model is sound"),
         name => files(name),
-    }
+    };
+    let all = [Quantization::Q8, Quantization::Q4];
+    files.spec.quantize = all.into_iter().find(|quantization| quantization.as_str() == quantize);
+    files
 }
 
 /// Forty requests: lengths from 1 to 700, on the grid and one beyond, one to three answers, greedy
@@ -272,6 +278,33 @@ fn requests_that_are_pushed_out_come_back_with_the_same_bits() {
         let stats = engine.core.stats().scheduler;
         assert!(stats.host_full > 0 && stats.parked == 0, "{model}: {stats:?}");
     });
+}
+
+/// Rows are quantised one by one and groups are summed exactly, so quantised weights change nothing
+/// of the rule.
+#[test]
+fn quantised_models_keep_the_bits_of_each_request_alone() {
+    for model in ["kimi_linear_tiny+q8", "kimi_linear_tiny+q4", "qwen3_tiny+q4"] {
+        let requests = requests(model, &mut Random::new(12));
+        let requests = &requests[8..20];
+        let reference = alone(model, requests);
+        let stored = alone(model.split('+').next().expect("a name"), &requests[..1]);
+        assert_ne!(stored[&(0, 0)].logprobs, reference[&(0, 0)].logprobs, "{model} is quantised");
+        let cut = Setting::roomy().with(|config| {
+            config.max_num_batched_tokens = 64;
+            config.threads = 2;
+        });
+        together("budget 64", model, requests, &reference, cut, Storm::default());
+        let small = small(model);
+        let swap = Setting::roomy().with(|config| {
+            config.device_memory = small;
+            config.preempt = Preempt::Swap;
+        });
+        let park = Storm { parks: Parks::Twice, ..Storm::default() };
+        together("parked twice", model, requests, &reference, swap, park);
+        let recompute = swap.with(|config| config.preempt = Preempt::Recompute);
+        together("recompute", model, requests, &reference, recompute, Storm::default());
+    }
 }
 
 /// Everything at once, by chance: `DELTAPOOL_SEED` repeats one seed.

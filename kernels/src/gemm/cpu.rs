@@ -1,34 +1,60 @@
 //! The fast form: strips of the product shared among the threads.
 
+use std::ops::Range;
+
 use super::strip::Multiply;
 use crate::device::Cpu;
 use crate::meter::Work;
-use crate::panels::{PANEL_LEN, Panels};
+use crate::panels::{PANEL_LEN, Panels, StoredPanels};
+use crate::quant::strip::MultiplyInt8;
+use crate::quant::{Group, QuantizedPanels, QuantizedRows};
 use crate::rows::{Rows, RowsMut};
 use crate::threads::Shards;
 
-/// `out = x wᵀ`.
+/// `out = x wᵀ`; `quantized` is working memory for quantised weights.
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn gemm(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>) {
-    any_dtype(cpu, x, w, out, false);
+pub fn gemm(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: Panels<'_>,
+    quantized: &mut QuantizedRows,
+    out: RowsMut<'_>,
+) {
+    any(cpu, x, w, quantized, out, false);
 }
 
-/// `out += x wᵀ`.
+/// `out += x wᵀ`; `quantized` is working memory for quantised weights.
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>) {
-    any_dtype(cpu, x, w, out, true);
+pub fn gemm_add(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: Panels<'_>,
+    quantized: &mut QuantizedRows,
+    out: RowsMut<'_>,
+) {
+    any(cpu, x, w, quantized, out, true);
 }
 
-fn any_dtype(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, out: RowsMut<'_>, add: bool) {
+fn any(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: Panels<'_>,
+    quantized: &mut QuantizedRows,
+    out: RowsMut<'_>,
+    add: bool,
+) {
     assert_eq!((x.width(), out.width()), (w.cols(), w.rows()), "x or out does not fit the weights");
     assert_eq!(x.count(), out.count(), "x and out do not fit each other");
     cpu.count_product();
     let _timed = cpu.meter.time(name(x.count()), || work(x, w));
-    product(cpu, x, w, out, add);
+    match w {
+        Panels::Stored(w) => product(cpu, x, w, out, add),
+        Panels::Quantized(w) => product_int8(cpu, quantized.quantize(cpu, x), w, out, add),
+    }
 }
 
 /// One row, and few of them, are bound by the reads of weights.
@@ -44,7 +70,11 @@ fn name(rows: usize) -> &'static str {
 fn work(x: Rows<'_>, w: Panels<'_>) -> Work {
     let (rows, weights) = (x.count(), w.rows() * w.cols());
     let values = rows * (w.rows() + w.cols()) * size_of::<f32>();
-    Work::f32(2 * rows * weights, weights * w.values().dtype().bytes() + values)
+    Work {
+        operations: (2 * rows * weights) as f64,
+        bytes: (w.bytes() + values) as f64,
+        arithmetic: w.arithmetic(),
+    }
 }
 
 /// Bytes of `x` that a task goes over once per panel: they stay in the second-level cache.
@@ -63,36 +93,74 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(cpu: &Cpu, rows: usize, panels: usize, inputs: usize) -> Cut {
-        let bytes_per_row = inputs * size_of::<f32>();
-        let rows_per_task = (X_BLOCK_BYTES / bytes_per_row.max(1) / ROWS).max(1) * ROWS;
+    /// For `rows` rows of `row_bytes` bytes against `panels` panels of `inputs` inputs.
+    fn new(cpu: &Cpu, rows: usize, row_bytes: usize, panels: usize, inputs: usize) -> Cut {
+        let rows_per_task = (X_BLOCK_BYTES / row_bytes.max(1) / ROWS).max(1) * ROWS;
         let row_tasks = rows.div_ceil(rows_per_task);
         let wanted = (4 * cpu.gang.threads()).div_ceil(row_tasks);
-        let least = LEAST_TASK_BYTES.div_ceil((bytes_per_row * PANEL_LEN * rows.min(8)).max(1));
+        let panel_bytes = inputs * size_of::<f32>() * PANEL_LEN;
+        let least = LEAST_TASK_BYTES.div_ceil((panel_bytes * rows.min(8)).max(1));
         let panels = panels.div_ceil(wanted).max(least).next_multiple_of(PANELS);
         Cut { rows: rows_per_task, panels }
     }
+
+    /// Calls `body` with the rows and the outputs of each task.
+    fn for_each_task(
+        &self,
+        cpu: &Cpu,
+        (rows, outputs): (usize, usize),
+        body: impl Fn(Range<usize>, Range<usize>) + Sync,
+    ) {
+        let row_tasks = rows.div_ceil(self.rows);
+        let columns = self.panels * PANEL_LEN;
+        cpu.gang.run(row_tasks * outputs.div_ceil(columns), |_, task| {
+            let (i, j) = (task % row_tasks * self.rows, task / row_tasks * columns);
+            body(i..rows.min(i + self.rows), j..outputs.min(j + columns));
+        });
+    }
 }
 
-fn product(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, mut out: RowsMut<'_>, add: bool) {
+fn product(cpu: &Cpu, x: Rows<'_>, w: StoredPanels<'_>, mut out: RowsMut<'_>, add: bool) {
     let (rows, outputs) = (x.count(), out.width());
     if rows == 0 || outputs == 0 {
         return;
     }
-    let panels = outputs.div_ceil(PANEL_LEN);
-    let cut = Cut::new(cpu, rows, panels, x.width());
-    let (row_tasks, panel_tasks) = (rows.div_ceil(cut.rows), panels.div_ceil(cut.panels));
+    let row_bytes = x.width() * size_of::<f32>();
+    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), x.width());
     let out_stride = out.stride();
     let out = Shards::new(out.data());
-    cpu.gang.run(row_tasks * panel_tasks, |_, task| {
-        let (i, j) = (task % row_tasks * cut.rows, task / row_tasks * cut.panels * PANEL_LEN);
-        let (rows, outputs) = (cut.rows.min(rows - i), (cut.panels * PANEL_LEN).min(outputs - j));
-        // SAFETY: rows i.. and outputs j.. lie inside x, w and out, whose shapes were compared
-        // above; tasks have disjoint outputs, and only these are touched.
+    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
+        // SAFETY: the rows and outputs lie inside x, w and out, whose shapes were compared above;
+        // tasks have disjoint outputs, and only these are touched.
         let multiply = unsafe {
-            let x = (x.data().as_ptr().add(i * x.stride()), x.stride());
-            let out = (out.as_mut_ptr().add(i * out_stride + j), out_stride);
-            Multiply::new(rows, x, w.slice_rows(j, outputs), out, add)
+            let x = (x.data().as_ptr().add(rows.start * x.stride()), x.stride());
+            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
+            let w = w.slice_rows(outputs.start, outputs.len());
+            Multiply::new(rows.len(), x, w, (out, out_stride), add)
+        };
+        cpu.isa.run(multiply);
+    });
+}
+
+/// As [`product`], `x` being the groups of `out.count()` rows.
+fn product_int8(cpu: &Cpu, x: &[Group], w: QuantizedPanels<'_>, mut out: RowsMut<'_>, add: bool) {
+    let (rows, outputs) = (out.count(), out.width());
+    if rows == 0 || outputs == 0 {
+        return;
+    }
+    let groups = x.len() / rows;
+    let row_bytes = groups * size_of::<Group>();
+    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), w.cols());
+    let out_stride = out.stride();
+    let out = Shards::new(out.data());
+    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
+        let x = &x[rows.start * groups..rows.end * groups];
+        let w = w.slice_rows(outputs.start, outputs.len());
+        // SAFETY: the rows and outputs lie inside out, whose shape was compared above; tasks have
+        // disjoint outputs, and only these are touched.
+        let multiply = unsafe {
+            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
+            MultiplyInt8::new(rows.len(), x, w, (out, out_stride), add)
         };
         cpu.isa.run(multiply);
     });

@@ -6,11 +6,11 @@
 use half::{bf16, f16};
 
 use crate::matrix::Values;
-use crate::panels::{PANEL_LEN, PanelValue, Panels};
+use crate::panels::{PANEL_LEN, PanelValue, StoredPanels};
 use crate::simd::{Kernel, Simd};
 
 /// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
-const AHEAD_BYTES: usize = 2048;
+pub(crate) const AHEAD_BYTES: usize = 2048;
 
 /// A stored value that panels of weights are made of.
 trait Weight: PanelValue + Send + Sync + 'static {
@@ -52,7 +52,7 @@ impl Weight for bf16 {
 pub(crate) struct Multiply<'w> {
     rows: usize,
     x: (*const f32, usize),
-    w: Panels<'w>,
+    w: StoredPanels<'w>,
     out: (*mut f32, usize),
     add: bool,
 }
@@ -68,7 +68,7 @@ impl<'w> Multiply<'w> {
     pub(crate) unsafe fn new(
         rows: usize,
         x: (*const f32, usize),
-        w: Panels<'w>,
+        w: StoredPanels<'w>,
         out: (*mut f32, usize),
         add: bool,
     ) -> Self {
@@ -105,7 +105,7 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// A [`Multiply`] of one type of weights: `Panels` holds all values of the panels of `outputs`
+/// A [`Multiply`] of one type of weights: `StoredPanels` holds all values of the panels of `outputs`
 /// outputs.
 struct Strip<E> {
     rows: usize,
@@ -179,27 +179,31 @@ impl<E: Weight> Strip<E> {
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
             }
             for (r, acc) in acc.iter().enumerate() {
+                let out = self.out.wrapping_add((i + r) * self.out_stride);
                 for (c, acc) in acc.iter().enumerate() {
-                    self.put(s, i + r, j + c * S::LANES, *acc);
+                    let j = j + c * S::LANES;
+                    // Row i + r and outputs below `outputs` are those of `Multiply::new`.
+                    put(s, out.wrapping_add(j), self.outputs.saturating_sub(j), *acc, self.add);
                 }
             }
         }
     }
+}
 
-    /// Outputs `j..j + LANES` of row `i`, as far as there are so many.
-    #[inline(always)]
-    fn put<S: Simd>(&self, s: S, i: usize, j: usize, sum: S::V) {
-        let n = self.outputs.saturating_sub(j);
-        // SAFETY: row i and outputs below `outputs` are those of `Multiply::new`.
-        unsafe {
-            let out = self.out.wrapping_add(i * self.out_stride + j);
-            if n >= S::LANES {
-                let sum = if self.add { s.add(s.load(out), sum) } else { sum };
-                s.store(out, sum);
-            } else if n > 0 {
-                let sum = if self.add { s.add(s.load_head(out, n), sum) } else { sum };
-                s.store_head(out, n, sum);
-            }
+/// Writes or adds the first `n` lanes to `out`, all of them where there are so many.
+///
+/// # Safety
+/// `out` is valid for writes of `n` values, or of `LANES` if these are fewer; reads too when `add`.
+#[inline(always)]
+pub(crate) unsafe fn put<S: Simd>(s: S, out: *mut f32, n: usize, sum: S::V, add: bool) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if n >= S::LANES {
+            let sum = if add { s.add(s.load(out), sum) } else { sum };
+            s.store(out, sum);
+        } else if n > 0 {
+            let sum = if add { s.add(s.load_head(out, n), sum) } else { sum };
+            s.store_head(out, n, sum);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Job, Shape};
 use crate::attention::{Order, Queries, Running, Tile, row_tasks, running_scratch};
 use crate::gemm::strip::Multiply;
-use crate::panels::Panels;
+use crate::panels::StoredPanels;
 use crate::rows::RowsMut;
 use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd};
@@ -123,7 +123,7 @@ impl Expanded<'_> {
         s: S,
         shape: Shape,
         latents: &[f32],
-        [up_keys, up_values]: [Panels<'_>; 2],
+        [up_keys, up_values]: [StoredPanels<'_>; 2],
     ) {
         let (row, rank, nope, dv) = (shape.row(), shape.rank, shape.nope, shape.value_dim);
         let rows = latents.len() / row;

@@ -3,7 +3,7 @@
 use super::Shape;
 use crate::arena::{Arena, ArenaError};
 use crate::matrix::{Dtype, Matrix, Values};
-use crate::panels::{Panels, pack, pack_transposed};
+use crate::panels::{StoredPanels, pack, pack_transposed};
 
 /// The up-projection of one layer in panels. Its key rows are there twice: a prompt multiplies
 /// latents by them, an absorbed query their transpose.
@@ -50,17 +50,17 @@ impl Up {
     }
 
     /// The key rows of a head, `[nope, rank]`.
-    pub(super) fn keys(&self, head: usize) -> Panels<'_> {
+    pub(super) fn keys(&self, head: usize) -> StoredPanels<'_> {
         self.panels(head, Part::Keys)
     }
 
     /// Their transpose, `[rank, nope]`.
-    pub(super) fn keys_transposed(&self, head: usize) -> Panels<'_> {
+    pub(super) fn keys_transposed(&self, head: usize) -> StoredPanels<'_> {
         self.panels(head, Part::KeysTransposed)
     }
 
     /// The value rows of a head, `[value_dim, rank]`.
-    pub(super) fn values(&self, head: usize) -> Panels<'_> {
+    pub(super) fn values(&self, head: usize) -> StoredPanels<'_> {
         self.panels(head, Part::Values)
     }
 
@@ -79,10 +79,10 @@ impl Up {
         self.memory.values_mut(offset, len * self.dtype.bytes())
     }
 
-    fn panels(&self, head: usize, part: Part) -> Panels<'_> {
+    fn panels(&self, head: usize, part: Part) -> StoredPanels<'_> {
         let (offset, len) = self.place(head, part);
         let (rows, cols) = part.size(self.shape);
-        Panels::new(rows, cols, Values::of_arena(&self.memory, self.dtype, offset, len))
+        StoredPanels::new(rows, cols, Values::of_arena(&self.memory, self.dtype, offset, len))
     }
 
     /// Offset in bytes, and number of values.
@@ -115,6 +115,6 @@ impl Part {
 
     fn values(self, shape: Shape, dtype: Dtype) -> usize {
         let (rows, cols) = self.size(shape);
-        Panels::len(dtype, rows, cols)
+        StoredPanels::len(dtype, rows, cols)
     }
 }

@@ -1,10 +1,14 @@
 //! The fast expert products: tokens are sorted by expert, so that its weights are read once.
 
+use std::ops::Range;
+
 use super::Choice;
 use crate::device::Cpu;
 use crate::gemm::strip::Multiply;
 use crate::meter::Work;
 use crate::panels::{PANEL_LEN, Panels};
+use crate::quant::strip::MultiplyInt8;
+use crate::quant::{GROUP_LEN, Group, QuantizedRows, quantize_row};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
@@ -34,6 +38,9 @@ pub struct Workspace {
     gate: Vec<f32>,
     up: Vec<f32>,
     y: Vec<f32>,
+    /// Inputs and gates for experts that are quantised.
+    quantized_x: QuantizedRows,
+    quantized_gate: QuantizedRows,
 }
 
 impl Workspace {
@@ -54,7 +61,17 @@ impl Workspace {
             gate: vec![0.0; pairs * inter],
             up: vec![0.0; pairs * inter],
             y: vec![0.0; pairs * hidden],
+            quantized_x: QuantizedRows::default(),
+            quantized_gate: QuantizedRows::default(),
         }
+    }
+
+    /// The same with room for the inputs of quantised experts.
+    pub fn quantized(mut self, hidden: usize, inter: usize) -> Workspace {
+        let pairs = self.pair_of.len();
+        self.quantized_x = QuantizedRows::new(pairs, hidden);
+        self.quantized_gate = QuantizedRows::new(pairs, inter);
+        self
     }
 
     /// Overwrites all values: tests poison what kernels must not rely on.
@@ -62,6 +79,8 @@ impl Workspace {
         for buffer in [&mut self.x, &mut self.gate, &mut self.up, &mut self.y] {
             buffer.fill(value);
         }
+        self.quantized_x.poison();
+        self.quantized_gate.poison();
     }
 
     /// Sorts the choices by expert, tokens in order within one.
@@ -106,8 +125,9 @@ pub fn experts(
     if x.count() == 0 {
         return;
     }
-    let top_k = choices.len() / x.count();
-    assert_eq!(top_k * x.count(), choices.len());
+    let tokens = x.count();
+    let top_k = choices.len() / tokens;
+    assert_eq!(top_k * tokens, choices.len());
     let hidden = x.width();
     let inter = weights[0].gate.rows();
     let fits = |expert: &ExpertWeights<Panels<'_>>| {
@@ -117,28 +137,54 @@ pub fn experts(
     assert!(weights.iter().all(fits), "experts of other shapes");
     work.sort(choices);
     let pairs = choices.len();
-    for (i, pair) in work.pair_of[..pairs].iter().enumerate() {
-        work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
-    }
+    let is_quantized = matches!(weights[0].gate, Panels::Quantized(_));
+    let pair_of = work.pair_of[..pairs].iter().enumerate();
+    let x = if is_quantized {
+        let per_row = hidden.div_ceil(GROUP_LEN);
+        let groups = work.quantized_x.reserve(pairs, hidden);
+        for (i, pair) in pair_of {
+            let groups = &mut groups[pair * per_row..(pair + 1) * per_row];
+            quantize_row(cpu, x.row(i / top_k), groups);
+        }
+        Inputs::Quantized(groups, per_row)
+    } else {
+        for (i, pair) in pair_of {
+            work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
+        }
+        Inputs::Stored(&work.x[..pairs * hidden], hidden)
+    };
     let groups = Groups { starts: &work.starts, active: &work.active };
     let _timed = cpu.meter.time("moe experts", || {
-        let expert = 3 * hidden * inter;
-        let weights = groups.active.len() * expert * weights[0].gate.values().dtype().bytes();
-        let rows = 2 * x.count() * hidden * size_of::<f32>();
-        Work::f32(2 * pairs * expert, weights + rows)
+        let ExpertWeights { gate, up, down } = weights[0];
+        let weights =
+            groups.active.len() * [gate, up, down].map(|w| w.bytes()).iter().sum::<usize>();
+        let rows = 2 * tokens * hidden * size_of::<f32>();
+        Work {
+            operations: (2 * pairs * 3 * hidden * inter) as f64,
+            bytes: (weights + rows) as f64,
+            arithmetic: gate.arithmetic(),
+        }
     });
-    gate_and_up(cpu, &groups, weights, &work.x[..pairs * hidden], &mut work.gate, &mut work.up);
-    let (gate, y) = (&work.gate[..pairs * inter], &mut work.y[..pairs * hidden]);
-    down(cpu, &groups, weights, gate, y);
+    let (gate, up) = (&mut work.gate[..pairs * inter], &mut work.up[..pairs * inter]);
+    let quantized = is_quantized.then(|| work.quantized_gate.reserve(pairs, inter));
+    let gate = gate_and_up(cpu, &groups, weights, x, (gate, up), quantized);
+    down(cpu, &groups, weights, gate, &mut work.y[..pairs * hidden]);
     let stride = out.stride();
     let shards = Shards::new(out.data());
     let (pair_of, y) = (&work.pair_of, &work.y);
-    cpu.gang.run(x.count(), |_, i| {
+    cpu.gang.run(tokens, |_, i| {
         // SAFETY: row i belongs to one task.
         let out = unsafe { shards.slice_mut(i * stride..i * stride + hidden) };
         let choices = &choices[i * top_k..(i + 1) * top_k];
         cpu.isa.run(Combine { choices, pairs: &pair_of[i * top_k..], y, out });
     });
+}
+
+/// Rows that experts multiply, and the values or groups of each.
+#[derive(Clone, Copy)]
+enum Inputs<'a> {
+    Stored(&'a [f32], usize),
+    Quantized(&'a [Group], usize),
 }
 
 /// Pairs by expert.
@@ -156,7 +202,7 @@ impl Groups<'_> {
         &self,
         cpu: &Cpu,
         outputs: usize,
-        body: impl Fn(usize, std::ops::Range<usize>, std::ops::Range<usize>) + Sync,
+        body: impl Fn(usize, Range<usize>, Range<usize>) + Sync,
     ) {
         let tiles = outputs.div_ceil(COLUMNS);
         cpu.gang.run(self.active.len() * tiles, |_, task| {
@@ -168,30 +214,46 @@ impl Groups<'_> {
     }
 }
 
-/// `gate = silu(gate x) · (up x)` for all pairs; `up` is overwritten.
-fn gate_and_up(
+/// `gate = silu(gate x) · (up x)` for all pairs; `up` is overwritten. Returns the gates, or
+/// `quantized`, which they are then quantised to.
+fn gate_and_up<'a>(
     cpu: &Cpu,
     groups: &Groups<'_>,
     weights: &[ExpertWeights<Panels<'_>>],
-    x: &[f32],
-    gate: &mut [f32],
-    up: &mut [f32],
-) {
-    let (inter, hidden) = (weights[0].gate.rows(), weights[0].gate.cols());
-    let (gate, up) = (Shards::new(gate), Shards::new(up));
-    groups.for_each_tile(cpu, inter, |expert, pairs, columns| {
-        let x = Rows::new(&x[pairs.start * hidden..pairs.end * hidden], hidden);
-        for (out, w) in [(&gate, weights[expert].gate), (&up, weights[expert].up)] {
-            // SAFETY: tiles are disjoint; this task alone writes its columns of its pairs.
-            unsafe { tile(cpu, x, w, columns.clone(), out, pairs.start * inter, inter) };
-        }
-        for pair in pairs {
-            let at = pair * inter + columns.start..pair * inter + columns.end;
-            // SAFETY: as above.
-            let (gate, up) = unsafe { (gate.slice_mut(at.clone()), up.slice(at)) };
-            cpu.isa.run(SiluMul { gate, up });
-        }
-    });
+    x: Inputs<'_>,
+    (gate, up): (&'a mut [f32], &mut [f32]),
+    quantized: Option<&'a mut [Group]>,
+) -> Inputs<'a> {
+    const { assert!(COLUMNS.is_multiple_of(GROUP_LEN), "a group belongs to one tile") };
+    let inter = weights[0].gate.rows();
+    let per_row = inter.div_ceil(GROUP_LEN);
+    let mut quantized = quantized;
+    {
+        let (gate, up) = (Shards::new(&mut *gate), Shards::new(up));
+        let quantized = quantized.as_deref_mut().map(Shards::new);
+        groups.for_each_tile(cpu, inter, |expert, pairs, columns| {
+            for (out, w) in [(&gate, weights[expert].gate), (&up, weights[expert].up)] {
+                // SAFETY: tiles are disjoint; this task alone writes its columns of its pairs.
+                unsafe { tile(cpu, x, pairs.clone(), w, columns.clone(), out) };
+            }
+            for pair in pairs {
+                let at = pair * inter + columns.start..pair * inter + columns.end;
+                // SAFETY: as above.
+                let (gate, up) = unsafe { (gate.slice_mut(at.clone()), up.slice(at)) };
+                cpu.isa.run(SiluMul { gate: &mut *gate, up });
+                if let Some(quantized) = &quantized {
+                    let first = pair * per_row + columns.start / GROUP_LEN;
+                    let len = columns.len().div_ceil(GROUP_LEN);
+                    // SAFETY: as above: the columns are whole groups, or a row's last ones.
+                    quantize_row(cpu, gate, unsafe { quantized.slice_mut(first..first + len) });
+                }
+            }
+        });
+    }
+    match quantized {
+        Some(groups) => Inputs::Quantized(groups, per_row),
+        None => Inputs::Stored(gate, inter),
+    }
 }
 
 /// `y = down gate` for all pairs.
@@ -199,45 +261,51 @@ fn down(
     cpu: &Cpu,
     groups: &Groups<'_>,
     weights: &[ExpertWeights<Panels<'_>>],
-    gate: &[f32],
+    gate: Inputs<'_>,
     y: &mut [f32],
 ) {
-    let (hidden, inter) = (weights[0].down.rows(), weights[0].down.cols());
     let y = Shards::new(y);
-    groups.for_each_tile(cpu, hidden, |expert, pairs, columns| {
-        let x = Rows::new(&gate[pairs.start * inter..pairs.end * inter], inter);
+    groups.for_each_tile(cpu, weights[0].down.rows(), |expert, pairs, columns| {
         // SAFETY: tiles are disjoint; this task alone writes its columns of its pairs.
-        unsafe { tile(cpu, x, weights[expert].down, columns, &y, pairs.start * hidden, hidden) };
+        unsafe { tile(cpu, gate, pairs, weights[expert].down, columns, &y) };
     });
 }
 
-/// Columns `columns` of `x wᵀ`, to rows of `stride` values from `at` on.
+/// Columns `columns` of `x wᵀ` for some pairs, to their rows in `out`, which has all columns of all
+/// pairs.
 ///
 /// # Safety
 /// The caller alone touches those columns of those rows.
 unsafe fn tile(
     cpu: &Cpu,
-    x: Rows<'_>,
+    x: Inputs<'_>,
+    pairs: Range<usize>,
     w: Panels<'_>,
-    columns: std::ops::Range<usize>,
+    columns: Range<usize>,
     out: &Shards<'_, f32>,
-    at: usize,
-    stride: usize,
 ) {
-    assert!(at + x.count() * stride <= out.len() && columns.end <= stride);
-    assert_eq!(w.cols(), x.width());
-    let w = w.slice_rows(columns.start, columns.len());
-    // SAFETY: in bounds by the assertion.
-    let out = unsafe { (out.as_mut_ptr().add(at + columns.start), stride) };
-    for from in (0..x.count()).step_by(ROWS) {
-        let rows = ROWS.min(x.count() - from);
-        // SAFETY: rows from..from + rows of x exist, and of `out` by the caller's promise.
-        let multiply = unsafe {
-            let x = (x.data().as_ptr().add(from * w.cols()), w.cols());
-            let out = (out.0.add(from * out.1), out.1);
-            Multiply::new(rows, x, w, out, false)
-        };
-        cpu.isa.run(multiply);
+    let stride = w.rows();
+    assert!(pairs.end * stride <= out.len() && columns.end <= stride);
+    for from in pairs.clone().step_by(ROWS) {
+        let rows = from..pairs.end.min(from + ROWS);
+        // SAFETY: in bounds by the assertion.
+        let out = unsafe { (out.as_mut_ptr().add(from * stride + columns.start), stride) };
+        match (x, w) {
+            (Inputs::Stored(x, width), Panels::Stored(w)) => {
+                assert_eq!(w.cols(), width);
+                let x = (x[from * width..rows.end * width].as_ptr(), width);
+                let w = w.slice_rows(columns.start, columns.len());
+                // SAFETY: the rows of x were just sliced, those of `out` are the caller's promise.
+                cpu.isa.run(unsafe { Multiply::new(rows.len(), x, w, out, false) });
+            }
+            (Inputs::Quantized(x, width), Panels::Quantized(w)) => {
+                let x = &x[from * width..rows.end * width];
+                let w = w.slice_rows(columns.start, columns.len());
+                // SAFETY: the rows of `out` are the caller's promise.
+                cpu.isa.run(unsafe { MultiplyInt8::new(rows.len(), x, w, out, false) });
+            }
+            _ => panic!("experts are quantised all or none"),
+        }
     }
 }
 

@@ -30,6 +30,15 @@ pub trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Out;
 }
 
+/// As [`Kernel`], for work on 8-bit integers.
+pub trait Int8Kernel {
+    /// What the work returns.
+    type Out;
+
+    /// Does the work. Implementations are `#[inline(always)]`.
+    fn run<S: Int8>(self, simd: S) -> Self::Out;
+}
+
 /// Vectors of `f32` of one instruction set, `LANES` wide.
 ///
 /// `fma(a, b, c)` is `a * b + c`, rounded once where the set has it. A sum over lanes has one fixed
@@ -46,6 +55,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// Runs `kernel` in a function of its own that is compiled for this set.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Out;
+    /// As [`Simd::vectorize`], with the set's products of 8-bit integers.
+    fn vectorize_int8<K: Int8Kernel>(self, kernel: K) -> K::Out;
 
     /// Asks for the cache line at `p`, which need not be a valid address.
     fn prefetch<T>(self, p: *const T);
@@ -136,6 +147,41 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max_lane(self, v: Self::V) -> f32;
 }
 
+/// Sums of products of 8-bit integers: vectors of four bytes for each of the lanes of a set's
+/// `f32` vectors. They are exact, so equal in every set.
+///
+/// A sum is begun as `splat_bytes(0)`, takes up to eight products of one kind, and is read as a total: a
+/// set is free to hold it in a form of its own meanwhile.
+pub trait Int8: Copy {
+    /// The set's vectors of `f32`.
+    type Floats: Simd;
+    /// Four bytes for each lane, or a sum for each lane.
+    type I: Copy;
+    /// Vectors of sums that registers hold beside what they are made of.
+    const SUMS: usize;
+
+    /// The set's operations on `f32`.
+    fn floats(self) -> Self::Floats;
+    /// Four bytes for each lane at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `4 * LANES` bytes.
+    unsafe fn load_bytes(self, p: *const u8) -> Self::I;
+    /// The same four bytes for all lanes.
+    fn splat_bytes(self, bytes: i32) -> Self::I;
+    /// The low and the high four bits of each byte.
+    fn nibbles(self, bytes: Self::I) -> (Self::I, Self::I);
+    /// `sum + w · x` of four signed bytes in -127..=127 each.
+    fn dot_i8(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// `sum + w · x` of four bytes in 0..16 and four signed bytes in -127..=127.
+    fn dot_u4(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// A sum of [`Int8::dot_i8`] over bytes of `x` that are `x_sum` together.
+    fn total_i8(self, sum: Self::I, x_sum: i32) -> <Self::Floats as Simd>::V;
+    /// A sum of [`Int8::dot_u4`] with 8 taken from each byte of `w`, over bytes of `x` that are
+    /// `x_sum` together.
+    fn total_u4(self, sum: Self::I, x_sum: i32) -> <Self::Floats as Simd>::V;
+}
+
 /// A stored value that can be loaded as `f32` lanes.
 pub trait Element: Copy + Send + Sync + 'static {
     /// `LANES` values at `p`.
@@ -212,6 +258,8 @@ enum Set {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 impl Isa {
@@ -229,6 +277,9 @@ impl Isa {
             if Avx512::detect().is_some() {
                 sets.push(Isa(Set::Avx512));
             }
+            if Avx512::detect_vnni().is_some() {
+                sets.push(Isa(Set::Avx512Vnni));
+            }
         }
         sets
     }
@@ -238,7 +289,7 @@ impl Isa {
         *Isa::available().last().expect("the scalar set is always there")
     }
 
-    /// The set called `name`: `scalar`, `avx2` or `avx512`.
+    /// The set called `name`: `scalar`, `avx2`, `avx512` or `avx512vnni`.
     ///
     /// # Errors
     /// A sentence that lists the sets of this processor, when `name` is not one of them.
@@ -258,6 +309,8 @@ impl Isa {
             Set::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni => "avx512vnni",
         }
     }
 
@@ -271,6 +324,10 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => {
                 Avx512::detect().expect("an Isa is made after detection").vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Vnni => {
+                Avx512::detect_vnni().expect("an Isa is made after detection").vectorize(kernel)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd};
+use super::{Int8, Int8Kernel, Kernel, Simd};
 
 const LANES: usize = 16;
 
@@ -32,6 +32,15 @@ impl Simd for Scalar {
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Out {
         #[inline(never)]
         fn own<K: Kernel>(kernel: K) -> K::Out {
+            kernel.run(Scalar)
+        }
+        own(kernel)
+    }
+
+    #[inline(always)]
+    fn vectorize_int8<K: Int8Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        fn own<K: Int8Kernel>(kernel: K) -> K::Out {
             kernel.run(Scalar)
         }
         own(kernel)
@@ -202,5 +211,64 @@ impl Simd for Scalar {
             best = if best > x { best } else { x };
         }
         best
+    }
+}
+
+/// `sum + w · x` of the four signed bytes of each lane; where `w` has no sign its bytes are small.
+#[inline(always)]
+fn dot(mut sum: [i32; LANES], w: [i32; LANES], x: [i32; LANES]) -> [i32; LANES] {
+    for (sum, (w, x)) in sum.iter_mut().zip(w.into_iter().zip(x)) {
+        for shift in [24, 16, 8, 0] {
+            *sum += ((w << shift) >> 24) * ((x << shift) >> 24);
+        }
+    }
+    sum
+}
+
+impl Int8 for Scalar {
+    type Floats = Scalar;
+    type I = [i32; LANES];
+    const SUMS: usize = 1;
+
+    #[inline(always)]
+    fn floats(self) -> Scalar {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> Self::I {
+        // SAFETY: the caller vouches for four bytes for each lane.
+        let bytes = unsafe { p.cast::<[[u8; 4]; LANES]>().read_unaligned() };
+        bytes.map(i32::from_le_bytes)
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, bytes: i32) -> Self::I {
+        [bytes; LANES]
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: Self::I) -> (Self::I, Self::I) {
+        (bytes.map(|b| b & 0x0f0f_0f0f), bytes.map(|b| (b >> 4) & 0x0f0f_0f0f))
+    }
+
+    #[inline(always)]
+    fn dot_i8(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I {
+        dot(sum, w, x)
+    }
+
+    #[inline(always)]
+    fn dot_u4(self, sum: Self::I, w: Self::I, x: Self::I) -> Self::I {
+        dot(sum, w, x)
+    }
+
+    #[inline(always)]
+    fn total_i8(self, sum: Self::I, _: i32) -> [f32; LANES] {
+        lanes!(i => sum[i] as f32)
+    }
+
+    #[inline(always)]
+    fn total_u4(self, sum: Self::I, x_sum: i32) -> [f32; LANES] {
+        lanes!(i => (sum[i] - 8 * x_sum) as f32)
     }
 }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Kernel, Simd};
+use super::{Int8, Int8Kernel, Kernel, Simd};
 
 /// AVX2 with FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -102,6 +102,17 @@ impl Simd for Avx2 {
         #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c")]
         fn own<K: Kernel>(set: Avx2, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        // SAFETY: the set is there.
+        unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn vectorize_int8<K: Int8Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn own<K: Int8Kernel>(set: Avx2, kernel: K) -> K::Out {
             kernel.run(set)
         }
         // SAFETY: the set is there.
@@ -219,9 +230,51 @@ impl Simd for Avx2 {
     }
 }
 
-/// AVX-512 F, BW, DQ and VL.
+impl Int8 for Avx2 {
+    type Floats = Avx2;
+    type I = __m256i;
+    const SUMS: usize = 8;
+
+    #[inline(always)]
+    fn floats(self) -> Avx2 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> __m256i {
+        // SAFETY: the caller vouches for 32 bytes; the set is there.
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+
+    op! {
+        fn splat_bytes(bytes: i32) -> __m256i = _mm256_set1_epi32(bytes);
+        fn nibbles(bytes: __m256i) -> (__m256i, __m256i) = {
+            let low = _mm256_set1_epi8(0x0f);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
+            (_mm256_and_si256(bytes, low), high)
+        };
+        // The instruction wants one side without sign: |w| · (x with the sign of w). A pair is at
+        // most 2 · 127², which 16 bits hold.
+        fn dot_i8(sum: __m256i, w: __m256i, x: __m256i) -> __m256i = {
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        };
+        // Pairs are summed in 16 bits: eight of at most 2 · 15 · 127 fit.
+        fn dot_u4(sum: __m256i, w: __m256i, x: __m256i) -> __m256i =
+            _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+        fn total_i8(sum: __m256i, _x_sum: i32) -> __m256 = _mm256_cvtepi32_ps(sum);
+        fn total_u4(sum: __m256i, x_sum: i32) -> __m256 = {
+            let sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(sum, _mm256_set1_epi32(8 * x_sum)))
+        };
+    }
+}
+
+/// AVX-512 F, BW, DQ and VL; VNNI where it was asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Avx512(());
+pub struct Avx512 {
+    has_vnni: bool,
+}
 
 impl Avx512 {
     /// The set, when the processor has it.
@@ -232,7 +285,14 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
-        there.then_some(Avx512(()))
+        there.then_some(Avx512 { has_vnni: false })
+    }
+
+    /// The set with VNNI, when the processor has both.
+    #[inline]
+    pub fn detect_vnni() -> Option<Avx512> {
+        let there = Avx512::detect().is_some() && is_x86_feature_detected!("avx512vnni");
+        there.then_some(Avx512 { has_vnni: true })
     }
 }
 
@@ -264,6 +324,27 @@ impl Simd for Avx512 {
         }
         // SAFETY: the set is there.
         unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn vectorize_int8<K: Int8Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        fn own<K: Int8Kernel>(set: Avx512, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+        fn own_vnni<K: Int8Kernel>(set: Avx512Vnni, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        if self.has_vnni {
+            // SAFETY: the set is there, and VNNI.
+            unsafe { own_vnni(Avx512Vnni(self), kernel) }
+        } else {
+            // SAFETY: the set is there.
+            unsafe { own(self, kernel) }
+        }
     }
 
     #[inline(always)]
@@ -369,5 +450,87 @@ impl Simd for Avx512 {
             sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
         fn max_lane(v: __m512) -> f32 =
             max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+    }
+}
+
+impl Int8 for Avx512 {
+    type Floats = Avx512;
+    type I = __m512i;
+    const SUMS: usize = 16;
+
+    #[inline(always)]
+    fn floats(self) -> Avx512 {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> __m512i {
+        // SAFETY: the caller vouches for 64 bytes; the set is there.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    // As `Avx2`, but for the change of sign.
+    op! {
+        fn splat_bytes(bytes: i32) -> __m512i = _mm512_set1_epi32(bytes);
+        fn nibbles(bytes: __m512i) -> (__m512i, __m512i) = {
+            let low = _mm512_set1_epi8(0x0f);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low);
+            (_mm512_and_si512(bytes, low), high)
+        };
+        fn dot_i8(sum: __m512i, w: __m512i, x: __m512i) -> __m512i = {
+            let x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+            let pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), x);
+            _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        };
+        fn dot_u4(sum: __m512i, w: __m512i, x: __m512i) -> __m512i =
+            _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
+        fn total_i8(sum: __m512i, _x_sum: i32) -> __m512 = _mm512_cvtepi32_ps(sum);
+        fn total_u4(sum: __m512i, x_sum: i32) -> __m512 = {
+            let sum = _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(8 * x_sum)))
+        };
+    }
+}
+
+/// AVX-512 whose products of 8-bit integers are those of VNNI: made where both are there.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512Vnni(Avx512);
+
+impl Int8 for Avx512Vnni {
+    type Floats = Avx512;
+    type I = __m512i;
+    const SUMS: usize = 16;
+
+    #[inline(always)]
+    fn floats(self) -> Avx512 {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(self, p: *const u8) -> __m512i {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { self.0.load_bytes(p) }
+    }
+
+    #[inline(always)]
+    fn splat_bytes(self, bytes: i32) -> __m512i {
+        self.0.splat_bytes(bytes)
+    }
+
+    #[inline(always)]
+    fn nibbles(self, bytes: __m512i) -> (__m512i, __m512i) {
+        self.0.nibbles(bytes)
+    }
+
+    op! {
+        // The instruction wants one side without sign: w + 128, and the total gives it back.
+        fn dot_i8(sum: __m512i, w: __m512i, x: __m512i) -> __m512i =
+            _mm512_dpbusd_epi32(sum, _mm512_xor_si512(w, _mm512_set1_epi8(-128)), x);
+        fn dot_u4(sum: __m512i, w: __m512i, x: __m512i) -> __m512i =
+            _mm512_dpbusd_epi32(sum, w, x);
+        fn total_i8(sum: __m512i, x_sum: i32) -> __m512 =
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(128 * x_sum)));
+        fn total_u4(sum: __m512i, x_sum: i32) -> __m512 =
+            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(8 * x_sum)));
     }
 }

@@ -160,7 +160,7 @@ impl Limits {
 fn unit(arithmetic: Arithmetic) -> &'static str {
     match arithmetic {
         Arithmetic::F32 | Arithmetic::Bf16 => "GFLOP/s",
-        Arithmetic::Int8 => "GOP/s",
+        Arithmetic::Int8 | Arithmetic::Int4 => "GOP/s",
     }
 }
 

@@ -9,7 +9,7 @@ mod report;
 mod roofline;
 
 use clap::Args;
-use kernels::Isa;
+use kernels::{Isa, Quantization};
 
 use super::system::{Machine, peak_rss_bytes};
 use crate::cli::CliError;
@@ -19,6 +19,7 @@ use crate::cli::output::{JsonTarget, print};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize};
 use crate::engine::{Engine, EngineError, EngineLimits};
 use crate::models::ModelFiles;
+use crate::weights::WeightBytes;
 use case::{Case, MOST_SEQUENCES, step_tokens};
 use driver::Driver;
 use report::{CaseReport, Report};
@@ -103,10 +104,10 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let files = Files::open(common.model.as_deref())?.model;
+    let files = Files::open(common)?.model;
     let all_rounds = rounds + usize::from(args.roofline);
     check_context(cases, all_rounds, files.spec.context)?;
-    let weights_bytes = files.stored_bytes()?.unwrap_or(0);
+    let weights = files.weight_bytes()?.unwrap_or(WeightBytes { stored: 0, held: 0 });
     let config = config(&files, cases, all_rounds, threads)?;
     let (loading, show) = loading_bar(common.quiet);
     let mut builder = Engine::builder(files).isa(isa).config(config).on_load(show);
@@ -138,7 +139,9 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         machine: Machine::this(isa),
         threads,
         rounds,
-        weights_bytes,
+        quantize: common.weights.quantization().map(Quantization::as_str),
+        weights_bytes: weights.stored,
+        weights_held_bytes: weights.held,
         pool_bytes: limits.device.arena_bytes(),
         peak_rss_bytes,
         cases: reports.collect(),

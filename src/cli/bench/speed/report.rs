@@ -19,8 +19,12 @@ pub struct Report {
     pub machine: Machine,
     pub threads: usize,
     pub rounds: usize,
+    /// How large matrices are quantised, where they are.
+    pub quantize: Option<&'static str>,
     /// Weights as their files store them.
     pub weights_bytes: usize,
+    /// Weights in memory.
+    pub weights_held_bytes: usize,
     /// The pool of slots and blocks.
     pub pool_bytes: usize,
     /// None where the system does not say.
@@ -80,8 +84,12 @@ impl CaseReport {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "machine    {}", self.machine)?;
-        let weights = grouped(self.weights_bytes);
-        writeln!(f, "model      {}, {weights} bytes of weights", self.model)?;
+        let (stored, held) = (grouped(self.weights_bytes), grouped(self.weights_held_bytes));
+        write!(f, "model      {}, {stored} bytes of weights, {held} in memory", self.model)?;
+        match self.quantize {
+            Some(quantize) => writeln!(f, " ({quantize})")?,
+            None => writeln!(f)?,
+        }
         let peak = self.peak_rss_bytes.map_or("unknown".to_owned(), grouped);
         writeln!(f, "memory     pools {} bytes, peak {peak} bytes", grouped(self.pool_bytes))?;
         writeln!(f, "threads    {}; {} rounds\n", self.threads, self.rounds)?;

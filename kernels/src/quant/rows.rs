@@ -1,0 +1,129 @@
+//! Activations, quantised for the products of an operator.
+
+use super::{GROUP_LEN, Group, ROUNDING, naive};
+use crate::device::Cpu;
+use crate::rows::Rows;
+use crate::simd::{Kernel, Simd};
+use crate::threads::Shards;
+
+/// Rows per task.
+const ROWS: usize = 8;
+
+/// Working memory of products with quantised weights: the rows they multiply, quantised. Made once
+/// for the largest batch; a larger product makes it grow.
+#[derive(Debug, Default)]
+pub struct QuantizedRows {
+    groups: Vec<Group>,
+}
+
+impl QuantizedRows {
+    /// For `rows` rows of up to `width` values.
+    pub fn new(rows: usize, width: usize) -> QuantizedRows {
+        QuantizedRows { groups: vec![Group::default(); QuantizedRows::groups(rows, width)] }
+    }
+
+    /// Bytes of [`QuantizedRows::new`].
+    pub fn bytes(rows: usize, width: usize) -> usize {
+        QuantizedRows::groups(rows, width).saturating_mul(size_of::<Group>())
+    }
+
+    fn groups(rows: usize, width: usize) -> usize {
+        rows.saturating_mul(width.div_ceil(GROUP_LEN))
+    }
+
+    /// Overwrites everything: tests poison what kernels must not rely on.
+    pub fn poison(&mut self) {
+        self.groups.fill(Group { values: [-127; GROUP_LEN], sum: i32::MIN, scale: f32::NAN });
+    }
+
+    /// Groups for `rows` rows of `width` values, to write.
+    pub(crate) fn reserve(&mut self, rows: usize, width: usize) -> &mut [Group] {
+        let len = QuantizedRows::groups(rows, width);
+        if self.groups.len() < len {
+            self.groups.resize(len, Group::default());
+        }
+        &mut self.groups[..len]
+    }
+
+    /// The rows of `x`, quantised: whole groups for each, row after row.
+    pub(crate) fn quantize(&mut self, cpu: &Cpu, x: Rows<'_>) -> &[Group] {
+        let groups = self.reserve(x.count(), x.width());
+        let per_row = x.width().div_ceil(GROUP_LEN);
+        let shards = Shards::new(groups);
+        cpu.gang.run(x.count().div_ceil(ROWS), |_, task| {
+            for i in task * ROWS..x.count().min((task + 1) * ROWS) {
+                // SAFETY: row i belongs to one task.
+                let groups = unsafe { shards.slice_mut(i * per_row..(i + 1) * per_row) };
+                quantize_row(cpu, x.row(i), groups);
+            }
+        });
+        &*groups
+    }
+}
+
+/// Quantises values to whole groups.
+///
+/// # Panics
+/// When they are more than the groups hold.
+pub(crate) fn quantize_row(cpu: &Cpu, x: &[f32], groups: &mut [Group]) {
+    assert_eq!(x.len().div_ceil(GROUP_LEN), groups.len(), "groups for another row");
+    cpu.isa.run(Quantize { x, groups });
+}
+
+struct Quantize<'a> {
+    x: &'a [f32],
+    groups: &'a mut [Group],
+}
+
+impl Kernel for Quantize<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (whole, rest) = self.x.as_chunks::<GROUP_LEN>();
+        for (x, group) in whole.iter().zip(self.groups.iter_mut()) {
+            *group = quantized(s, x);
+        }
+        if !rest.is_empty() {
+            let mut x = [0.0; GROUP_LEN];
+            x[..rest.len()].copy_from_slice(rest);
+            self.groups[whole.len()] = quantized(s, &x);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantized<S: Simd>(s: S, x: &[f32; GROUP_LEN]) -> Group {
+    const { assert!(GROUP_LEN.is_multiple_of(16), "whole vectors of any set") };
+    let zero = s.splat(0.0);
+    let (mut most, mut broken) = (zero, zero);
+    for part in x.chunks_exact(S::LANES) {
+        // SAFETY: the part has LANES values.
+        let v = unsafe { s.load(part.as_ptr()) };
+        most = s.max(most, s.max(v, s.sub(zero, v)));
+        // Zero times what is not finite is not a number.
+        broken = s.fma(v, zero, broken);
+    }
+    if s.sum(broken) != 0.0 || s.sum(broken).is_nan() {
+        return Group { values: [0; GROUP_LEN], sum: 0, scale: f32::NAN };
+    }
+    let most = s.max_lane(most);
+    if most < naive::LEAST {
+        return Group::default();
+    }
+    let (inverse, rounding) = (s.splat(127.0 / most), s.splat(ROUNDING));
+    let mut rounded = [0.0f32; GROUP_LEN];
+    for (part, out) in x.chunks_exact(S::LANES).zip(rounded.chunks_exact_mut(S::LANES)) {
+        // SAFETY: both parts have LANES values.
+        unsafe {
+            let v = s.load(part.as_ptr());
+            s.store(out.as_mut_ptr(), s.add(s.mul(v, inverse), rounding));
+        }
+    }
+    let mut group = Group { values: [0; GROUP_LEN], sum: 0, scale: most / 127.0 };
+    for (value, rounded) in group.values.iter_mut().zip(rounded) {
+        *value = rounded.to_bits() as i8;
+    }
+    group.sum = group.values.iter().map(|value| i32::from(*value)).sum();
+    group
+}
