@@ -10,9 +10,9 @@ use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterio
 use kernels::norm::Scale;
 use kernels::pack::{self, Part};
 use kernels::{
-    Arena, BLOCK_LEN, Cpu, Form, Isa, Matrix, NO_SLOT, PackedDtype, PackedMatrix, Packing, Paged,
-    Panels, Quantization, QuantizedRows, Rows, RowsMut, Scratch, Span, Spans, Values, activation,
-    conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, Cpu, Form, Forms, Isa, Matrix, NO_SLOT, NarrowRows, PackedDtype,
+    PackedMatrix, Packing, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Span, Spans,
+    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -79,7 +79,7 @@ fn gemms(c: &mut Criterion) {
         group.bench_function(cpu.isa.name(), |b| {
             b.iter(|| {
                 let out = RowsMut::new(black_box(&mut out), n);
-                gemm::gemm(&cpu, x, panels.panels(), &mut QuantizedRows::default(), out);
+                gemm::gemm(&cpu, x, panels.panels(), &mut NarrowRows::default(), out);
             });
         });
     }
@@ -108,7 +108,8 @@ fn quantized_gemms(c: &mut Criterion) {
     for m in [1, 8, 64] {
         let x = values(m * k, 2);
         let x = Rows::new(&x, k);
-        let (mut out, mut work) = (vec![0.0; m * n], QuantizedRows::new(m, k));
+        let (mut out, mut work) =
+            (vec![0.0; m * n], NarrowRows::new(Forms { int8: true, bf16: true }, m, k));
         let name = format!("weights from memory {m}x{n}x{k}");
         let mut group = group(c, &name, Throughput::Elements((2 * m * n * k) as u64));
         for form in forms {

@@ -13,7 +13,7 @@ use deltapool::models::layout::LayerLayout;
 use deltapool::models::spec::Mixer;
 use deltapool::models::{Family, ModelFiles};
 use deltapool::scheduler::Wanted;
-use kernels::{Isa, Quantization};
+use kernels::{Compute, Isa, Quantization};
 use safetensors::tensor::TensorView;
 use support::rig::{Rig, Setting, Turn, argmax};
 use support::{Tensors, assert_close, golden_folders, tell};
@@ -286,4 +286,64 @@ fn quantised_models_stay_near_the_weights_as_stored() {
             assert!(share > 1e-5 && share <= most, "{name}, {quantization:?}: off by {share}");
         }
     }
+}
+
+/// The bounds are the goldens' own: the oracle computed in bf16 drifts from itself in f32 by an error
+/// and a divergence that each golden records; twice the one and three times the other are accepted.
+/// All rows are taken together, because a token that goes to another expert is off by much.
+#[test]
+fn bf16_products_drift_no_more_than_the_oracle_does() {
+    let mut bf16_models = 0;
+    for (dir, golden) in models() {
+        let name = dir.file_name().expect("a name").to_string_lossy().into_owned();
+        if name.ends_with("_f32") {
+            continue; // f32 weights are never multiplied in bf16
+        }
+        bf16_models += 1;
+        let text = fs::read_to_string(dir.join("golden.json")).expect("a golden has its checks");
+        let checks: serde_json::Value = serde_json::from_str(&text).expect("it parses");
+        let drift = |what: &str| {
+            let checks = checks["checks"].as_object().expect("an object");
+            let found = checks.iter().find(|(key, _)| key.contains("bf16") && key.contains(what));
+            found.and_then(|(_, value)| value.as_f64()).expect("the golden records the drift")
+        };
+        let mut files = ModelFiles::open(&dir).expect("a golden opens");
+        let vocab = files.spec.vocab_size;
+        let ids = [golden.ids("prompt_ids"), golden.ids("greedy_ids")].concat();
+        for isa in Isa::available() {
+            // In f32 they are the oracle's, as the test above sees.
+            let [expected, logits] = [Compute::F32, Compute::Bf16].map(|compute| {
+                files.spec.compute = compute;
+                let mut rig = Rig::new(&files, Setting { isa, ..Setting::default() });
+                let sequence = rig.add(&ids);
+                let logits = rig.step(&[Turn::new(sequence, ids.len(), Wanted::All)]);
+                rig.finish();
+                logits
+            });
+            let pairs =
+                || logits.iter().zip(&expected).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+            let errors: f64 = pairs().map(|(a, b)| (a - b) * (a - b)).sum();
+            let rms = (errors / pairs().map(|(_, b)| b * b).sum::<f64>()).sqrt();
+            let rows = expected.chunks_exact(vocab).zip(logits.chunks_exact(vocab));
+            let kl = rows.map(|(p, q)| divergence(p, q)).sum::<f64>() / ids.len() as f64;
+            let (most_rms, most_kl) = (2.0 * drift("rms err"), 3.0 * drift("mean KL"));
+            let isa = isa.name();
+            tell(&format!(
+                "{name}, {isa}: rms {rms:.4} of {most_rms:.4}, KL {kl:.5} of {most_kl:.5}"
+            ));
+            assert!(rms > 1e-5 && rms <= most_rms, "{name}, {isa}: rms {rms}, {most_rms} allowed");
+            assert!(kl <= most_kl, "{name}, {isa}: KL {kl}, {most_kl} allowed");
+        }
+    }
+    assert!(bf16_models >= 3);
+}
+
+/// `KL(p || q)` of two rows of logits, in nats.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let logs = |logits: &[f32]| {
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|x| f64::from(x - most).exp()).sum();
+        logits.iter().map(|x| f64::from(x - most) - sum.ln()).collect::<Vec<f64>>()
+    };
+    logs(p).iter().zip(logs(q)).map(|(p, q)| p.exp() * (p - q)).sum()
 }

@@ -7,11 +7,11 @@ use kernels::attention::write_rows;
 use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
-    Arena, BLOCK_LEN, CELL_LEN, Cpu, Form, Matrix, NO_SLOT, PackedMatrix, Paged, Panels,
-    Quantization, QuantizedRows, Rows, RowsMut, Scratch, Snapshot, Span, Spans, Values, activation,
-    conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
+    Arena, BLOCK_LEN, CELL_LEN, Compute, Cpu, Form, Forms, Matrix, NO_SLOT, NarrowRows,
+    PackedMatrix, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Snapshot, Span, Spans,
+    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
 };
-use support::{Case, Random, assert_close, cases, cpus};
+use support::{Case, Random, assert_close, cases, cpus, error};
 
 const F32: usize = size_of::<f32>();
 
@@ -514,7 +514,7 @@ fn expert_routing_matches_the_oracle() {
                 let mut logits = poisoned(x.count() * router.experts);
                 let packed = packed(w);
                 let product = RowsMut::new(&mut logits, router.experts);
-                gemm::gemm(cpu, x, packed.panels(), &mut QuantizedRows::default(), product);
+                gemm::gemm(cpu, x, packed.panels(), &mut NarrowRows::default(), product);
                 let mut choices = vec![nobody; x.count() * router.top_k];
                 let logits = Rows::new(&logits, router.experts);
                 let mut scratch = Scratch::new(cpu.gang.threads(), moe::route_scratch_len(&router));
@@ -601,7 +601,7 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
                 let w = w.panels();
                 let what = format!("{m}x{n}x{k} {} {:?}", cpu.isa.name(), cpu.gang);
                 let mut out = poisoned(m * n);
-                let work = &mut QuantizedRows::default();
+                let work = &mut NarrowRows::default();
                 gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
                 assert_close(&what, &out, &expected, 1e-5);
                 let mut sum = start.clone();
@@ -615,6 +615,53 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
                     assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
                 }
             }
+        }
+    }
+}
+
+/// Of bf16 weights multiplied as such, with rows of an odd width and values that rounding makes
+/// infinite or keeps from being numbers.
+#[test]
+fn bf16_products_match_their_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(71);
+    for (m, n, k) in
+        [(1, 1, 1), (1, 70, 5), (2, 40, 17), (3, 24, 16), (6, 33, 50), (13, 97, 131), (70, 40, 301)]
+    {
+        let x = random.normals(m * k);
+        let w = Stored::new(exact_values(&mut random, n * k));
+        let matrix = Matrix::new(n, k, Values::Bf16(&w.bf16s));
+        let start = random.normals(m * n);
+        let (mut expected, mut exact) = (poisoned(m * n), poisoned(m * n));
+        let rows = Rows::new(&x, k);
+        gemm::naive::gemm_bf16(rows, matrix, RowsMut::new(&mut expected, n));
+        gemm::naive::gemm(rows, matrix, RowsMut::new(&mut exact, n));
+        assert!(error(&exact, &expected) > 1e-5, "{m}x{n}x{k}: rounding shows");
+        for mut cpu in cpus() {
+            cpu.compute = Compute::Bf16;
+            let packed = packed(matrix);
+            let w = packed.panels();
+            let what = format!("{m}x{n}x{k} {} {:?}", cpu.isa.name(), cpu.gang);
+            let work = &mut NarrowRows::new(Forms { bf16: true, int8: false }, m, k);
+            work.poison();
+            let mut out = poisoned(m * n);
+            gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
+            assert_close(&what, &out, &expected, 1e-5);
+            let mut sum = start.clone();
+            gemm::gemm_add(&cpu, rows, w, work, RowsMut::new(&mut sum, n));
+            let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
+            assert_eq!(sum, added, "{what}, added");
+            for i in 0..m {
+                let mut alone = poisoned(n);
+                let row = Rows::new(&x[i * k..(i + 1) * k], k);
+                gemm::gemm(&cpu, row, w, work, RowsMut::new(&mut alone, n));
+                assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
+            }
+            let mut broken = x.clone();
+            broken[(m - 1) * k] = f32::NAN;
+            let rows = Rows::new(&broken, k);
+            gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
+            assert!(out[(m - 1) * n..].iter().all(|y| y.is_nan()), "{what}: a broken row is told");
+            assert!(out[..(m - 1) * n].iter().all(|y| y.is_finite()), "{what}: and no other");
         }
     }
 }
@@ -669,7 +716,7 @@ fn quantised_products_have_the_bits_of_their_definition() {
                 for cpu in cpus() {
                     let isa = cpu.isa.name();
                     let what = format!("{m}x{n}x{k} {quantization:?} {i} {isa} {:?}", cpu.gang);
-                    let mut work = QuantizedRows::new(m, k);
+                    let mut work = NarrowRows::new(Forms { int8: true, bf16: false }, m, k);
                     work.poison();
                     let (w, mut out) = (packed.panels(), poisoned(m * n));
                     gemm::gemm(&cpu, rows, w, &mut work, RowsMut::new(&mut out, n));
@@ -737,7 +784,7 @@ fn a_broken_row_gives_no_numbers_and_leaves_others_alone() {
             quant::naive::gemm(quantization, rows, matrix, RowsMut::new(&mut naive, n));
             for cpu in cpus() {
                 let mut out = poisoned(m * n);
-                let work = &mut QuantizedRows::default();
+                let work = &mut NarrowRows::default();
                 gemm::gemm(&cpu, rows, packed.panels(), work, RowsMut::new(&mut out, n));
                 for (i, (out, naive)) in out.iter().zip(&naive).enumerate() {
                     assert_eq!(out.is_nan(), i / n == 1, "{broken} output {i}");
@@ -811,7 +858,7 @@ fn quantised_experts_match_their_definition_and_rows_keep_their_bits() {
         let expected = quantised_experts(quantization, rows, &choices, &matrices);
         for cpu in cpus() {
             let work = moe::Workspace::new(tokens, top_k, count, hidden, inter);
-            let mut work = work.quantized(hidden, inter);
+            let mut work = work.narrowed(Forms { int8: true, bf16: false }, hidden, inter);
             work.fill(f32::NAN);
             let mut out = poisoned(tokens * hidden);
             moe::experts(&cpu, rows, &choices, &fast, &mut work, RowsMut::new(&mut out, hidden));

@@ -7,6 +7,16 @@ use crate::meter::Meter;
 use crate::simd::Isa;
 use crate::threads::Gang;
 
+/// How bf16 weights are multiplied. Weights of other types are not concerned.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Activations stay f32.
+    #[default]
+    F32,
+    /// Activations are rounded to bf16 once for each operator; sums are f32.
+    Bf16,
+}
+
 /// An instruction set and a gang of threads: passed to every fast kernel.
 #[derive(Debug)]
 pub struct Cpu {
@@ -14,6 +24,8 @@ pub struct Cpu {
     pub isa: Isa,
     /// The threads kernels share their tasks among.
     pub gang: Gang,
+    /// How products with bf16 weights are computed; f32 unless set.
+    pub compute: Compute,
     /// What operators do, when it is on.
     pub meter: Meter,
     products: AtomicU64,
@@ -31,6 +43,7 @@ impl Cpu {
         Ok(Cpu {
             isa,
             gang: Gang::new(threads)?,
+            compute: Compute::default(),
             meter: Meter::default(),
             products: AtomicU64::new(0),
         })

@@ -18,6 +18,7 @@ use half::{bf16, f16};
 
 use crate::arena::{Arena, ArenaError};
 use crate::ceilings::Arithmetic;
+use crate::device::{Compute, Cpu};
 use crate::matrix::{Dtype, Matrix, Values};
 use crate::quant::{self, Quantization, QuantizedPanels};
 
@@ -59,9 +60,14 @@ impl<'a> Panels<'a> {
     }
 
     /// The arithmetic of products with them.
-    pub(crate) fn arithmetic(&self) -> Arithmetic {
+    pub(crate) fn arithmetic(&self, cpu: &Cpu) -> Arithmetic {
         match self {
-            Panels::Stored(_) => Arithmetic::F32,
+            Panels::Stored(panels) => match panels.values {
+                Values::Bf16(_) if cpu.compute == Compute::Bf16 && cpu.isa.has_bf16() => {
+                    Arithmetic::Bf16
+                }
+                _ => Arithmetic::F32,
+            },
             Panels::Quantized(panels) => match panels.quantization() {
                 Quantization::Q8 => Arithmetic::Int8,
                 Quantization::Q4 => Arithmetic::Int4,

@@ -86,7 +86,7 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     streams::check_distinct(&files)?;
     let quiet = args.common.quiet;
     let input = streams::open(&args.input)?;
-    let files = Files::open(&args.common)?;
+    let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let reader = LineReader::new(&files, tokenizer.clone());
     let config = args.engine.config(args.common.threads());

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use kernels::Quantization;
+use kernels::{Isa, Quantization};
 
 use super::output::JsonTarget;
 use crate::config::default_threads;
@@ -20,8 +20,8 @@ pub struct CommonArgs {
     /// Threads to compute with; default: one per core.
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Precision of activations and state.
-    #[arg(long, value_enum, default_value_t = Compute::F32)]
+    /// How bf16 weights are multiplied; states, attention and sums are f32 in any case.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Compute::Auto)]
     pub compute: Compute,
     /// Print one JSON object on one line instead of text, or write it to FILE beside the text.
     #[arg(
@@ -85,9 +85,24 @@ impl WeightArgs {
     }
 }
 
-/// Precision of activations and state.
+/// How bf16 weights are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Compute {
-    /// Single precision: the exact path.
+    /// bf16 where the processor multiplies that itself (AVX-512 BF16), or else f32.
+    Auto,
+    /// Activations stay f32: exact.
     F32,
+    /// Activations are rounded to bf16, once for each operator.
+    Bf16,
+}
+
+impl Compute {
+    /// What that is on a processor with `isa`.
+    pub fn resolve(self, isa: Isa) -> kernels::Compute {
+        match self {
+            Compute::Auto if isa.has_bf16() => kernels::Compute::Bf16,
+            Compute::Auto | Compute::F32 => kernels::Compute::F32,
+            Compute::Bf16 => kernels::Compute::Bf16,
+        }
+    }
 }

@@ -67,7 +67,7 @@ pub struct GenerateArgs {
 /// Runs the command.
 pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(args.prompt.as_deref(), args.file.as_ref(), args.ids_file.as_ref())?;
-    let files = Files::open(&args.common)?;
+    let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let prompt = prompt_ids(args, &source, &files, tokenizer.as_deref())?;
     if tokenizer.is_none() && !args.stop.is_empty() {

@@ -21,13 +21,15 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads the small files of the model that is asked for, or of the model in the binary.
-    pub fn open(args: &CommonArgs) -> Result<Files, CliError> {
+    /// Reads the small files of the model that is asked for, or of the model in the binary, to be
+    /// computed with `isa`.
+    pub fn open(args: &CommonArgs, isa: Isa) -> Result<Files, CliError> {
         let mut files = match &args.model {
             Some(dir) => Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? },
             None => embedded()?,
         };
         files.model.spec.quantize = args.weights.quantization();
+        files.model.spec.compute = args.compute.resolve(isa);
         Ok(files)
     }
 

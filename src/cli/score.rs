@@ -33,7 +33,7 @@ pub struct ScoreArgs {
 /// Runs the command.
 pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
-    let files = Files::open(&args.common)?;
+    let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let vocab_size = files.model.spec.vocab_size;
     let (tokens, bytes) = match &source {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{Cpu, Isa, Quantization};
+use kernels::{Compute, Cpu, Isa, Quantization};
 use state_pool::{StatePool, Tier};
 
 use super::core::Core;
@@ -62,6 +62,13 @@ impl<'p> EngineBuilder<'p> {
     /// case.
     pub fn quantize(mut self, quantization: Option<Quantization>) -> Self {
         self.files.spec.quantize = quantization;
+        self.limits = None;
+        self
+    }
+
+    /// How bf16 weights are multiplied; in f32 unless told otherwise.
+    pub fn compute(mut self, compute: Compute) -> Self {
+        self.files.spec.compute = compute;
         self.limits = None;
         self
     }
@@ -129,7 +136,9 @@ impl<'p> EngineBuilder<'p> {
         limits: &EngineLimits,
     ) -> Result<(Cost, CpuExecutor), EngineError> {
         let config = &self.config;
-        let cpu = Cpu::new(self.isa, config.threads).map_err(EngineError::Threads)?;
+        let mut cpu = Cpu::new(self.isa, config.threads).map_err(EngineError::Threads)?;
+        // The probe is to compute as the model will.
+        cpu.compute = model.spec().compute;
         // Only a host with memory leaves a choice.
         let measures = config.preempt == Preempt::Auto && limits.host.pages > 0;
         let link = match config.link_bytes_per_second {

@@ -49,11 +49,12 @@ impl CpuExecutor {
     /// # Errors
     /// When the system refuses an arena.
     pub fn new(
-        cpu: Cpu,
+        mut cpu: Cpu,
         model: Model,
         (device_bytes, host_bytes): (usize, usize),
         most_rows: usize,
     ) -> Result<CpuExecutor, ArenaError> {
+        cpu.compute = model.spec().compute;
         let work = Workspace::new(model.spec(), most_rows, cpu.gang.threads());
         let (arena, host) = (Arena::new(device_bytes)?, Arena::new(host_bytes)?);
         let (sampler, packing) = (Sampler::new(), None);

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use half::bf16;
 use kernels::{
-    Arena, ArenaError, Cpu, Matrix, PackedMatrix, QuantizedRows, Rows, RowsMut, Values, gemm,
+    Arena, ArenaError, Compute, Cpu, Matrix, NarrowRows, PackedMatrix, Rows, RowsMut, Values, gemm,
 };
 
 use crate::models::spec::ModelSpec;
@@ -35,17 +36,22 @@ pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
 pub fn prefill_tokens_per_second(cpu: &Cpu, spec: &ModelSpec) -> Result<f64, ArenaError> {
     const ROWS: usize = kernels::CELL_LEN;
     const WIDTH: usize = 512;
-    let (x, w) = (vec![0.5_f32; ROWS * WIDTH], vec![0.25_f32; WIDTH * WIDTH]);
-    let matrix = Matrix::new(WIDTH, WIDTH, Values::F32(&w));
+    let x = vec![0.5_f32; ROWS * WIDTH];
+    let (single, half) = (vec![0.25_f32; WIDTH * WIDTH], vec![bf16::ONE; WIDTH * WIDTH]);
+    let values = match spec.compute {
+        Compute::F32 => Values::F32(&single),
+        Compute::Bf16 => Values::Bf16(&half),
+    };
+    let matrix = Matrix::new(WIDTH, WIDTH, values);
     let weights = match spec.quantize {
         None => PackedMatrix::new(matrix)?,
         Some(quantization) => PackedMatrix::quantized(matrix, quantization)?,
     };
-    let mut quantized = QuantizedRows::new(ROWS, WIDTH);
+    let mut narrowed = NarrowRows::new(spec.forms(), ROWS, WIDTH);
     let mut out = vec![0.0_f32; ROWS * WIDTH];
     let mut product = || {
         let (x, out) = (Rows::new(&x, WIDTH), RowsMut::new(&mut out, WIDTH));
-        gemm::gemm(cpu, x, weights.panels(), &mut quantized, out);
+        gemm::gemm(cpu, x, weights.panels(), &mut narrowed, out);
     };
     product();
     let weights_per_second = (ROWS * WIDTH * WIDTH) as f64 * per_second(product);

@@ -210,7 +210,7 @@ impl Model {
         }
         work.logits.resize(count * vocab, 0.0);
         let (x, head) = (Rows::new(&work.head_rows, width), self.weights.panels(&self.head));
-        gemm::gemm(cpu, x, head, &mut work.quantized, RowsMut::new(&mut work.logits, vocab));
+        gemm::gemm(cpu, x, head, &mut work.narrowed, RowsMut::new(&mut work.logits, vocab));
         &work.logits
     }
 }

@@ -45,6 +45,7 @@ pub(super) fn read(
         tied_head: config.flag("tie_word_embeddings"),
         context: config.size("model_max_length"),
         quantize: None,
+        compute: kernels::Compute::F32,
         layers: Vec::new(),
     };
     config.settled()?;

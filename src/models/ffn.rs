@@ -1,7 +1,7 @@
 //! The feed-forward part of a layer: dense, or routed experts with a shared one.
 
 use kernels::moe::{self, ExpertWeights};
-use kernels::{Cpu, Panels, QuantizedRows, Rows, RowsMut, activation, gemm};
+use kernels::{Cpu, NarrowRows, Panels, Rows, RowsMut, activation, gemm};
 
 use super::decoder::Step;
 use super::files::ModelWeights;
@@ -65,7 +65,7 @@ impl FfnWeights {
     pub(super) fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
         match self {
             FfnWeights::Dense(glu) => {
-                let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.quantized);
+                let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.narrowed);
                 glu.forward(step, &work.normed, buffers, &mut work.x);
             }
             FfnWeights::Moe(moe) => moe.forward(step, work),
@@ -79,7 +79,7 @@ impl Glu {
         &self,
         step: &Step<'_>,
         x: &[f32],
-        (gate, up, quantized): (&mut [f32], &mut [f32], &mut QuantizedRows),
+        (gate, up, narrowed): (&mut [f32], &mut [f32], &mut NarrowRows),
         out: &mut [f32],
     ) {
         let (cpu, count) = (step.cpu, step.batch.rows());
@@ -87,11 +87,11 @@ impl Glu {
         let (width, inter) = (down.rows(), down.cols());
         let x = Rows::new(&x[..count * width], width);
         let (gate, up) = (rows(gate, count, inter), rows(up, count, inter));
-        gemm::gemm(cpu, x, step.panels(&self.gate), quantized, RowsMut::new(gate, inter));
-        gemm::gemm(cpu, x, step.panels(&self.up), quantized, RowsMut::new(up, inter));
+        gemm::gemm(cpu, x, step.panels(&self.gate), narrowed, RowsMut::new(gate, inter));
+        gemm::gemm(cpu, x, step.panels(&self.up), narrowed, RowsMut::new(up, inter));
         activation::silu_mul(cpu, RowsMut::new(gate, inter), Rows::new(up, inter));
         let out = RowsMut::new(rows(out, count, width), width);
-        gemm::gemm_add(cpu, Rows::new(gate, inter), down, quantized, out);
+        gemm::gemm_add(cpu, Rows::new(gate, inter), down, narrowed, out);
     }
 }
 
@@ -102,7 +102,7 @@ impl MoeWeights {
         let (experts, width) = (router.rows(), router.cols());
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let logits = rows(&mut work.router, count, experts);
-        gemm::gemm(cpu, x, router, &mut work.quantized, RowsMut::new(logits, experts));
+        gemm::gemm(cpu, x, router, &mut work.narrowed, RowsMut::new(logits, experts));
         let choices = &mut work.choices[..count * self.router.top_k];
         let logits = Rows::new(logits, experts);
         moe::route(cpu, &self.router, logits, &self.bias, &mut work.scratch, choices);
@@ -119,7 +119,7 @@ impl MoeWeights {
         let sum = rows(&mut work.experts_out, count, width);
         moe::experts(cpu, x, choices, &weights, routed, RowsMut::new(sum, width));
         if let Some(shared) = &self.shared {
-            let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.quantized);
+            let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.narrowed);
             shared.forward(step, &work.normed, buffers, &mut work.experts_out);
         }
         let out = RowsMut::new(rows(&mut work.x, count, width), width);

@@ -45,6 +45,7 @@ fn read(config: &mut Config<'_>) -> Result<ModelSpec, Vec<ConfigFault>> {
         tied_head: config.flag("tie_word_embeddings"),
         context: config.size("model_max_length"),
         quantize: None,
+        compute: kernels::Compute::F32,
         layers: Vec::new(),
     };
     config.settled()?;

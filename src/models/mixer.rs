@@ -42,7 +42,7 @@ impl MixerWeights {
         let output = step.panels(output);
         let attended = Rows::new(rows(&mut work.attended, count, width), width);
         let x = RowsMut::new(rows(&mut work.x, count, output.rows()), output.rows());
-        gemm::gemm_add(step.cpu, attended, output, &mut work.quantized, x);
+        gemm::gemm_add(step.cpu, attended, output, &mut work.narrowed, x);
     }
 }
 
@@ -119,22 +119,22 @@ impl KdaWeights {
         for (i, tensor) in self.qkv.iter().enumerate() {
             let out = RowsMut::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
             let out = out.columns(i * inner, inner);
-            gemm::gemm(cpu, x, step.panels(tensor), &mut work.quantized, out);
+            gemm::gemm(cpu, x, step.panels(tensor), &mut work.narrowed, out);
         }
         let dim = self.shape.head_dim;
         for ([down, up], out) in [(&self.decay, &mut work.decay), (&self.gate, &mut work.gate)] {
             let narrow = rows(&mut work.narrow, count, dim);
-            let quantized = &mut work.quantized;
-            gemm::gemm(cpu, x, step.panels(down), quantized, RowsMut::new(narrow, dim));
+            let narrowed = &mut work.narrowed;
+            gemm::gemm(cpu, x, step.panels(down), narrowed, RowsMut::new(narrow, dim));
             let (narrow, out) = (Rows::new(narrow, dim), rows(out, count, inner));
-            gemm::gemm(cpu, narrow, step.panels(up), quantized, RowsMut::new(out, inner));
+            gemm::gemm(cpu, narrow, step.panels(up), narrowed, RowsMut::new(out, inner));
         }
         let decay = RowsMut::new(rows(&mut work.decay, count, inner), inner);
         kda::gate(cpu, self.shape.gate, &self.decay_log, &self.decay_bias, decay);
         let heads = self.shape.heads;
         let beta = rows(&mut work.beta, count, heads);
         let out = RowsMut::new(beta, heads);
-        gemm::gemm(cpu, x, step.panels(&self.beta), &mut work.quantized, out);
+        gemm::gemm(cpu, x, step.panels(&self.beta), &mut work.narrowed, out);
         activation::sigmoid(cpu, RowsMut::new(beta, heads));
     }
 
@@ -183,11 +183,11 @@ impl MlaWeights {
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let queries = shape.heads * shape.query();
         let q = rows(&mut work.qkv, count, queries);
-        let quantized = &mut work.quantized;
-        gemm::gemm(cpu, x, step.panels(&self.query), quantized, RowsMut::new(q, queries));
+        let narrowed = &mut work.narrowed;
+        gemm::gemm(cpu, x, step.panels(&self.query), narrowed, RowsMut::new(q, queries));
         let latents = rows(&mut work.mixed, count, shape.row());
         let out = RowsMut::new(latents, shape.row());
-        gemm::gemm(cpu, x, step.panels(&self.latent_down), quantized, out);
+        gemm::gemm(cpu, x, step.panels(&self.latent_down), narrowed, out);
         let normed = RowsMut::new(latents, shape.row()).columns(0, shape.rank);
         rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
@@ -237,10 +237,10 @@ impl GqaWeights {
         let (q, rest) = work.qkv.split_at_mut(count * queries);
         let (k, rest) = rest.split_at_mut(count * keys);
         let v = &mut rest[..count * keys];
-        let quantized = &mut work.quantized;
-        gemm::gemm(cpu, x, step.panels(&self.query), quantized, RowsMut::new(q, queries));
-        gemm::gemm(cpu, x, step.panels(&self.key), quantized, RowsMut::new(k, keys));
-        gemm::gemm(cpu, x, step.panels(&self.value), quantized, RowsMut::new(v, keys));
+        let narrowed = &mut work.narrowed;
+        gemm::gemm(cpu, x, step.panels(&self.query), narrowed, RowsMut::new(q, queries));
+        gemm::gemm(cpu, x, step.panels(&self.key), narrowed, RowsMut::new(k, keys));
+        gemm::gemm(cpu, x, step.panels(&self.value), narrowed, RowsMut::new(v, keys));
         let dim = shape.head_dim;
         if let (Some((query_norm, key_norm)), Some(eps)) = (&self.norms, self.shape.qk_norm) {
             rms_norm_in_place(cpu, RowsMut::new(q, dim), Scale::Plain(query_norm), eps);

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::iter::repeat_n;
 
-use kernels::{Dtype, Quantization};
+use kernels::{Compute, Dtype, Forms, Quantization};
 
 use crate::weights::{Order, matrix_size};
 
@@ -31,6 +31,8 @@ pub struct ModelSpec {
     pub context: usize,
     /// How its large matrices are held in memory; none as stored.
     pub quantize: Option<Quantization>,
+    /// How bf16 weights are multiplied.
+    pub compute: Compute,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
 }
@@ -276,6 +278,11 @@ impl Required {
 }
 
 impl ModelSpec {
+    /// What products want of activations beside f32.
+    pub fn forms(&self) -> Forms {
+        Forms { int8: self.quantize.is_some(), bf16: self.compute == Compute::Bf16 }
+    }
+
     /// Whether logits are products with the embedding as it lies. A quantised head that is tied
     /// is a copy of its own.
     pub fn head_is_embedding(&self) -> bool {

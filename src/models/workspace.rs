@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels::rope::{Rope, angles};
-use kernels::{QuantizedRows, Scratch, gqa, kda, mla, moe};
+use kernels::{NarrowRows, Scratch, gqa, kda, mla, moe};
 
 use super::batch::Batch;
 use super::spec::{Ffn, Layer, Mixer, ModelSpec};
@@ -46,7 +46,7 @@ pub struct Workspace {
     pub(super) tasks: Vec<(usize, Range<usize>)>,
     pub(super) mla: mla::Workspace,
     /// Rows that quantised weights multiply.
-    pub(super) quantized: QuantizedRows,
+    pub(super) narrowed: NarrowRows,
     /// Angles of the batch's rows, for each rotation the model has.
     pub(super) angles: Vec<(Rope, Vec<f32>)>,
     /// Hidden rows that logits are asked for, and the logits.
@@ -85,10 +85,7 @@ impl Workspace {
             // A task has at least one row.
             tasks: Vec::with_capacity(most_rows),
             mla: widths.mla.map_or_else(Default::default, |s| mla::Workspace::new(s, most_rows)),
-            quantized: match spec.quantize {
-                Some(_) => QuantizedRows::new(most_rows, widths.inputs(spec)),
-                None => QuantizedRows::default(),
-            },
+            narrowed: NarrowRows::new(spec.forms(), most_rows, widths.inputs(spec)),
             angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
             logits: Vec::new(),
@@ -115,8 +112,7 @@ impl Workspace {
         let values = most_rows.saturating_mul(row).saturating_add(logits);
         let values = values.saturating_add(threads.saturating_mul(w.scratch));
         let values = values.saturating_add(w.mla.map_or(0, mla::Workspace::len));
-        let quantized = spec.quantize.map_or(0, |_| w.quantized_bytes(most_rows, spec));
-        values.saturating_mul(size_of::<f32>()).saturating_add(quantized)
+        values.saturating_mul(size_of::<f32>()).saturating_add(w.narrow_bytes(most_rows, spec))
     }
 
     /// Overwrites every buffer with not-a-number, so that a test sees whatever relies on old
@@ -143,7 +139,7 @@ impl Workspace {
         }
         self.scratch.fill(f32::NAN);
         self.mla.fill(f32::NAN);
-        self.quantized.poison();
+        self.narrowed.poison();
         if let Some(experts) = &mut self.experts {
             experts.fill(f32::NAN);
         }
@@ -234,7 +230,7 @@ impl Widths {
     fn experts_workspace(&self, rows: usize, spec: &ModelSpec) -> moe::Workspace {
         let (hidden, inter) = (spec.hidden, self.expert_inter);
         let work = moe::Workspace::new(rows, self.top_k, self.experts, hidden, inter);
-        if spec.quantize.is_some() { work.quantized(hidden, inter) } else { work }
+        work.narrowed(spec.forms(), hidden, inter)
     }
 
     /// The most inputs of a matrix, experts' apart.
@@ -242,12 +238,13 @@ impl Widths {
         spec.hidden.max(self.attended).max(self.ffn)
     }
 
-    /// Bytes of quantised rows, those of experts' pairs with them.
-    fn quantized_bytes(&self, rows: usize, spec: &ModelSpec) -> usize {
+    /// Bytes of rows in fewer bits, those of experts' pairs with them.
+    fn narrow_bytes(&self, rows: usize, spec: &ModelSpec) -> usize {
         let pairs = rows.saturating_mul(self.top_k);
-        let of_pairs = [spec.hidden, self.expert_inter].map(|w| QuantizedRows::bytes(pairs, w));
-        let of_pairs = of_pairs.into_iter().fold(0, usize::saturating_add);
-        QuantizedRows::bytes(rows, self.inputs(spec)).saturating_add(of_pairs)
+        let bytes = |rows: usize, width: usize| NarrowRows::bytes(spec.forms(), rows, width);
+        bytes(rows, self.inputs(spec))
+            .saturating_add(bytes(pairs, spec.hidden))
+            .saturating_add(bytes(pairs, self.expert_inter))
     }
 }
 

@@ -7,7 +7,7 @@ use deltapool::engine::RequestId;
 use deltapool::models::ModelFiles;
 use deltapool::request::{Request, SamplingParams};
 use deltapool::scheduler::SequenceId;
-use kernels::Quantization;
+use kernels::{Compute, Quantization};
 
 use super::support::seeds::seeds;
 use super::support::stepped::{Answer, Answers, Setting, Stepped};
@@ -20,16 +20,18 @@ pub(super) fn models() -> Vec<String> {
     embedded.into_iter().chain(MODELS).map(str::to_owned).collect()
 }
 
-/// The files of `model`, or of `model+q8` with its weights quantised.
+/// The files of `model`, of `model+q8` with its weights quantised, or of `model+bf16` whose products
+/// are to be computed in bf16.
 pub(super) fn open(model: &str) -> ModelFiles {
-    let (name, quantize) = model.split_once('+').unwrap_or((model, ""));
+    let (name, how) = model.split_once('+').unwrap_or((model, ""));
     let mut files = match name {
         #[cfg(feature = "embedded-model")]
         "embedded" => ModelFiles::embedded().expect("the model is sound"),
         name => files(name),
     };
     let all = [Quantization::Q8, Quantization::Q4];
-    files.spec.quantize = all.into_iter().find(|quantization| quantization.as_str() == quantize);
+    files.spec.quantize = all.into_iter().find(|quantization| quantization.as_str() == how);
+    files.spec.compute = if how == "bf16" { Compute::Bf16 } else { Compute::F32 };
     files
 }
 
@@ -280,16 +282,17 @@ fn requests_that_are_pushed_out_come_back_with_the_same_bits() {
     });
 }
 
-/// Rows are quantised one by one and groups are summed exactly, so quantised weights change nothing
-/// of the rule.
+/// Rows are quantised and rounded one by one, groups are summed exactly and pairs in order, so
+/// quantised weights and products in bf16 change nothing of the rule.
 #[test]
-fn quantised_models_keep_the_bits_of_each_request_alone() {
-    for model in ["kimi_linear_tiny+q8", "kimi_linear_tiny+q4", "qwen3_tiny+q4"] {
+fn quantised_models_and_bf16_products_keep_the_bits_of_each_request_alone() {
+    let quantised = ["kimi_linear_tiny+q8", "kimi_linear_tiny+q4", "qwen3_tiny+q4"];
+    for model in quantised.into_iter().chain(["kimi_linear_tiny+bf16", "qwen3_tiny+bf16"]) {
         let requests = requests(model, &mut Random::new(12));
         let requests = &requests[8..20];
         let reference = alone(model, requests);
         let stored = alone(model.split('+').next().expect("a name"), &requests[..1]);
-        assert_ne!(stored[&(0, 0)].logprobs, reference[&(0, 0)].logprobs, "{model} is quantised");
+        assert_ne!(stored[&(0, 0)].logprobs, reference[&(0, 0)].logprobs, "{model} is another");
         let cut = Setting::roomy().with(|config| {
             config.max_num_batched_tokens = 64;
             config.threads = 2;

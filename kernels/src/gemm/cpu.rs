@@ -2,58 +2,56 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
+use super::pairs::{MultiplyPairs, Pair};
 use super::strip::Multiply;
-use crate::device::Cpu;
+use crate::device::{Compute, Cpu};
+use crate::matrix::Values;
 use crate::meter::Work;
+use crate::narrow::NarrowRows;
 use crate::panels::{PANEL_LEN, Panels, StoredPanels};
 use crate::quant::strip::MultiplyInt8;
-use crate::quant::{Group, QuantizedPanels, QuantizedRows};
+use crate::quant::{Group, QuantizedPanels};
 use crate::rows::{Rows, RowsMut};
 use crate::threads::Shards;
 
-/// `out = x wᵀ`; `quantized` is working memory for quantised weights.
+/// `out = x wᵀ`; `narrow` is working memory for `x` in fewer bits.
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn gemm(
-    cpu: &Cpu,
-    x: Rows<'_>,
-    w: Panels<'_>,
-    quantized: &mut QuantizedRows,
-    out: RowsMut<'_>,
-) {
-    any(cpu, x, w, quantized, out, false);
+pub fn gemm(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out: RowsMut<'_>) {
+    any(cpu, x, w, narrow, out, false);
 }
 
-/// `out += x wᵀ`; `quantized` is working memory for quantised weights.
+/// `out += x wᵀ`; `narrow` is working memory for `x` in fewer bits.
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn gemm_add(
-    cpu: &Cpu,
-    x: Rows<'_>,
-    w: Panels<'_>,
-    quantized: &mut QuantizedRows,
-    out: RowsMut<'_>,
-) {
-    any(cpu, x, w, quantized, out, true);
+pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out: RowsMut<'_>) {
+    any(cpu, x, w, narrow, out, true);
 }
 
 fn any(
     cpu: &Cpu,
     x: Rows<'_>,
     w: Panels<'_>,
-    quantized: &mut QuantizedRows,
+    narrow: &mut NarrowRows,
     out: RowsMut<'_>,
     add: bool,
 ) {
     assert_eq!((x.width(), out.width()), (w.cols(), w.rows()), "x or out does not fit the weights");
     assert_eq!(x.count(), out.count(), "x and out do not fit each other");
     cpu.count_product();
-    let _timed = cpu.meter.time(name(x.count()), || work(x, w));
+    let _timed = cpu.meter.time(name(x.count()), || work(cpu, x, w));
     match w {
-        Panels::Stored(w) => product(cpu, x, w, out, add),
-        Panels::Quantized(w) => product_int8(cpu, quantized.quantize(cpu, x), w, out, add),
+        Panels::Stored(w) => match w.values() {
+            Values::Bf16(values) if cpu.compute == Compute::Bf16 => {
+                product_bf16(cpu, narrow.round(cpu, x), values, out, add);
+            }
+            _ => product(cpu, x, w, out, add),
+        },
+        Panels::Quantized(w) => product_int8(cpu, narrow.quantize(cpu, x), w, out, add),
     }
 }
 
@@ -67,13 +65,13 @@ fn name(rows: usize) -> &'static str {
     }
 }
 
-fn work(x: Rows<'_>, w: Panels<'_>) -> Work {
+fn work(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>) -> Work {
     let (rows, weights) = (x.count(), w.rows() * w.cols());
     let values = rows * (w.rows() + w.cols()) * size_of::<f32>();
     Work {
         operations: (2 * rows * weights) as f64,
         bytes: (w.bytes() + values) as f64,
-        arithmetic: w.arithmetic(),
+        arithmetic: w.arithmetic(cpu),
     }
 }
 
@@ -161,6 +159,32 @@ fn product_int8(cpu: &Cpu, x: &[Group], w: QuantizedPanels<'_>, mut out: RowsMut
         let multiply = unsafe {
             let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
             MultiplyInt8::new(rows.len(), x, w, (out, out_stride), add)
+        };
+        cpu.isa.run(multiply);
+    });
+}
+
+/// As [`product`], `x` being the pairs of `out.count()` rows, `w` whole panels.
+fn product_bf16(cpu: &Cpu, x: &[Pair], w: &[bf16], mut out: RowsMut<'_>, add: bool) {
+    let (rows, outputs) = (out.count(), out.width());
+    if rows == 0 || outputs == 0 {
+        return;
+    }
+    let pairs = x.len() / rows;
+    let row_bytes = pairs * size_of::<Pair>();
+    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), 2 * pairs);
+    let out_stride = out.stride();
+    let out = Shards::new(out.data());
+    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
+        let x = &x[rows.start * pairs..rows.end * pairs];
+        let panels = outputs.start / PANEL_LEN..outputs.end.div_ceil(PANEL_LEN);
+        let panel_values = 2 * pairs * PANEL_LEN;
+        let w = &w[panels.start * panel_values..panels.end * panel_values];
+        // SAFETY: the rows and outputs lie inside out, whose shape was compared above; tasks have
+        // disjoint outputs, and only these are touched.
+        let multiply = unsafe {
+            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
+            MultiplyPairs::new(rows.len(), x, (w, outputs.len()), (out, out_stride), add)
         };
         cpu.isa.run(multiply);
     });

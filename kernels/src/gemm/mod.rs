@@ -7,6 +7,7 @@
 
 mod cpu;
 pub mod naive;
+pub(crate) mod pairs;
 pub(crate) mod strip;
 pub(crate) mod tile;
 

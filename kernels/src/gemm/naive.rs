@@ -1,5 +1,7 @@
 //! The definition: one sum per output, inputs in order.
 
+use half::bf16;
+
 use crate::matrix::{Matrix, Values};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::Element;
@@ -14,6 +16,17 @@ pub fn gemm(x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
         Values::Bf16(values) => product(x, values, out),
         Values::F16(values) => product(x, values, out),
     }
+}
+
+/// `out = x wᵀ` with `x` rounded to bf16 first: what bf16 weights are multiplied by under
+/// [`Compute::Bf16`](crate::Compute).
+///
+/// # Panics
+/// When the shapes do not fit.
+pub fn gemm_bf16(x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
+    let rounded = |i| x.row(i).iter().map(|x| bf16::from_f32(*x).to_f32());
+    let values: Vec<f32> = (0..x.count()).flat_map(rounded).collect();
+    gemm(Rows::new(&values, x.width()), w, out);
 }
 
 fn product<E: Element>(x: Rows<'_>, w: &[E], mut out: RowsMut<'_>) {

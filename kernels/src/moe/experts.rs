@@ -3,12 +3,15 @@
 use std::ops::Range;
 
 use super::Choice;
-use crate::device::Cpu;
+use crate::device::{Compute, Cpu};
+use crate::gemm::pairs::{MultiplyPairs, Pair};
 use crate::gemm::strip::Multiply;
+use crate::matrix::Values;
 use crate::meter::Work;
+use crate::narrow::{Forms, NarrowRows, round_row};
 use crate::panels::{PANEL_LEN, Panels};
 use crate::quant::strip::MultiplyInt8;
-use crate::quant::{GROUP_LEN, Group, QuantizedRows, quantize_row};
+use crate::quant::{GROUP_LEN, Group, quantize_row};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::threads::Shards;
@@ -38,9 +41,9 @@ pub struct Workspace {
     gate: Vec<f32>,
     up: Vec<f32>,
     y: Vec<f32>,
-    /// Inputs and gates for experts that are quantised.
-    quantized_x: QuantizedRows,
-    quantized_gate: QuantizedRows,
+    /// Inputs and gates in fewer bits.
+    narrow_x: NarrowRows,
+    narrow_gate: NarrowRows,
 }
 
 impl Workspace {
@@ -61,16 +64,16 @@ impl Workspace {
             gate: vec![0.0; pairs * inter],
             up: vec![0.0; pairs * inter],
             y: vec![0.0; pairs * hidden],
-            quantized_x: QuantizedRows::default(),
-            quantized_gate: QuantizedRows::default(),
+            narrow_x: NarrowRows::default(),
+            narrow_gate: NarrowRows::default(),
         }
     }
 
-    /// The same with room for the inputs of quantised experts.
-    pub fn quantized(mut self, hidden: usize, inter: usize) -> Workspace {
+    /// The same with room for inputs in other forms.
+    pub fn narrowed(mut self, forms: Forms, hidden: usize, inter: usize) -> Workspace {
         let pairs = self.pair_of.len();
-        self.quantized_x = QuantizedRows::new(pairs, hidden);
-        self.quantized_gate = QuantizedRows::new(pairs, inter);
+        self.narrow_x = NarrowRows::new(forms, pairs, hidden);
+        self.narrow_gate = NarrowRows::new(forms, pairs, inter);
         self
     }
 
@@ -79,8 +82,8 @@ impl Workspace {
         for buffer in [&mut self.x, &mut self.gate, &mut self.up, &mut self.y] {
             buffer.fill(value);
         }
-        self.quantized_x.poison();
-        self.quantized_gate.poison();
+        self.narrow_x.poison();
+        self.narrow_gate.poison();
     }
 
     /// Sorts the choices by expert, tokens in order within one.
@@ -137,21 +140,30 @@ pub fn experts(
     assert!(weights.iter().all(fits), "experts of other shapes");
     work.sort(choices);
     let pairs = choices.len();
-    let is_quantized = matches!(weights[0].gate, Panels::Quantized(_));
     let pair_of = work.pair_of[..pairs].iter().enumerate();
-    let x = if is_quantized {
-        let per_row = hidden.div_ceil(GROUP_LEN);
-        let groups = work.quantized_x.reserve(pairs, hidden);
-        for (i, pair) in pair_of {
-            let groups = &mut groups[pair * per_row..(pair + 1) * per_row];
-            quantize_row(cpu, x.row(i / top_k), groups);
+    let form = Form::of(cpu, &weights[0].gate);
+    let per_row = form.per_row(hidden);
+    let x = match form {
+        Form::Stored => {
+            for (i, pair) in pair_of {
+                work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
+            }
+            Inputs::Stored(&work.x[..pairs * hidden], per_row)
         }
-        Inputs::Quantized(groups, per_row)
-    } else {
-        for (i, pair) in pair_of {
-            work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
+        Form::Bf16 => {
+            let rows = work.narrow_x.reserve_pairs(pairs, hidden);
+            for (i, pair) in pair_of {
+                round_row(cpu, x.row(i / top_k), &mut rows[pair * per_row..][..per_row]);
+            }
+            Inputs::Bf16(rows, per_row)
         }
-        Inputs::Stored(&work.x[..pairs * hidden], hidden)
+        Form::Int8 => {
+            let rows = work.narrow_x.reserve_groups(pairs, hidden);
+            for (i, pair) in pair_of {
+                quantize_row(cpu, x.row(i / top_k), &mut rows[pair * per_row..][..per_row]);
+            }
+            Inputs::Int8(rows, per_row)
+        }
     };
     let groups = Groups { starts: &work.starts, active: &work.active };
     let _timed = cpu.meter.time("moe experts", || {
@@ -162,12 +174,16 @@ pub fn experts(
         Work {
             operations: (2 * pairs * 3 * hidden * inter) as f64,
             bytes: (weights + rows) as f64,
-            arithmetic: gate.arithmetic(),
+            arithmetic: gate.arithmetic(cpu),
         }
     });
     let (gate, up) = (&mut work.gate[..pairs * inter], &mut work.up[..pairs * inter]);
-    let quantized = is_quantized.then(|| work.quantized_gate.reserve(pairs, inter));
-    let gate = gate_and_up(cpu, &groups, weights, x, (gate, up), quantized);
+    let narrow = match form {
+        Form::Stored => Narrow::None,
+        Form::Bf16 => Narrow::Bf16(work.narrow_gate.reserve_pairs(pairs, inter)),
+        Form::Int8 => Narrow::Int8(work.narrow_gate.reserve_groups(pairs, inter)),
+    };
+    let gate = gate_and_up(cpu, &groups, weights, x, (gate, up), narrow);
     down(cpu, &groups, weights, gate, &mut work.y[..pairs * hidden]);
     let stride = out.stride();
     let shards = Shards::new(out.data());
@@ -180,11 +196,55 @@ pub fn experts(
     });
 }
 
-/// Rows that experts multiply, and the values or groups of each.
+/// How inputs lie for an expert's products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Stored,
+    Bf16,
+    Int8,
+}
+
+impl Form {
+    fn of(cpu: &Cpu, w: &Panels<'_>) -> Form {
+        match w {
+            Panels::Quantized(_) => Form::Int8,
+            Panels::Stored(w) => match w.values() {
+                Values::Bf16(_) if cpu.compute == Compute::Bf16 => Form::Bf16,
+                _ => Form::Stored,
+            },
+        }
+    }
+
+    /// Values, pairs or groups of a row of `width` values.
+    fn per_row(self, width: usize) -> usize {
+        match self {
+            Form::Stored => width,
+            Form::Bf16 => width.div_ceil(2),
+            Form::Int8 => width.div_ceil(GROUP_LEN),
+        }
+    }
+}
+
+/// Rows that experts multiply, and the values, pairs or groups of each.
 #[derive(Clone, Copy)]
 enum Inputs<'a> {
     Stored(&'a [f32], usize),
-    Quantized(&'a [Group], usize),
+    Bf16(&'a [Pair], usize),
+    Int8(&'a [Group], usize),
+}
+
+/// Where gates go in fewer bits.
+enum Narrow<'a> {
+    None,
+    Bf16(&'a mut [Pair]),
+    Int8(&'a mut [Group]),
+}
+
+/// The same, shared by tasks.
+enum NarrowShards<'a> {
+    None,
+    Bf16(Shards<'a, Pair>),
+    Int8(Shards<'a, Group>),
 }
 
 /// Pairs by expert.
@@ -214,23 +274,25 @@ impl Groups<'_> {
     }
 }
 
-/// `gate = silu(gate x) · (up x)` for all pairs; `up` is overwritten. Returns the gates, or
-/// `quantized`, which they are then quantised to.
+/// `gate = silu(gate x) · (up x)` for all pairs; `up` is overwritten. Returns the gates as they go
+/// on, in fewer bits where `narrow` has room for that.
 fn gate_and_up<'a>(
     cpu: &Cpu,
     groups: &Groups<'_>,
     weights: &[ExpertWeights<Panels<'_>>],
     x: Inputs<'_>,
     (gate, up): (&'a mut [f32], &mut [f32]),
-    quantized: Option<&'a mut [Group]>,
+    mut narrow: Narrow<'a>,
 ) -> Inputs<'a> {
     const { assert!(COLUMNS.is_multiple_of(GROUP_LEN), "a group belongs to one tile") };
     let inter = weights[0].gate.rows();
-    let per_row = inter.div_ceil(GROUP_LEN);
-    let mut quantized = quantized;
     {
         let (gate, up) = (Shards::new(&mut *gate), Shards::new(up));
-        let quantized = quantized.as_deref_mut().map(Shards::new);
+        let narrow = match &mut narrow {
+            Narrow::None => NarrowShards::None,
+            Narrow::Bf16(pairs) => NarrowShards::Bf16(Shards::new(pairs)),
+            Narrow::Int8(groups) => NarrowShards::Int8(Shards::new(groups)),
+        };
         groups.for_each_tile(cpu, inter, |expert, pairs, columns| {
             for (out, w) in [(&gate, weights[expert].gate), (&up, weights[expert].up)] {
                 // SAFETY: tiles are disjoint; this task alone writes its columns of its pairs.
@@ -241,18 +303,29 @@ fn gate_and_up<'a>(
                 // SAFETY: as above.
                 let (gate, up) = unsafe { (gate.slice_mut(at.clone()), up.slice(at)) };
                 cpu.isa.run(SiluMul { gate: &mut *gate, up });
-                if let Some(quantized) = &quantized {
-                    let first = pair * per_row + columns.start / GROUP_LEN;
-                    let len = columns.len().div_ceil(GROUP_LEN);
-                    // SAFETY: as above: the columns are whole groups, or a row's last ones.
-                    quantize_row(cpu, gate, unsafe { quantized.slice_mut(first..first + len) });
+                // The columns are whole pairs and groups, or a row's last ones.
+                let place = |form: Form| {
+                    let first = pair * form.per_row(inter) + form.per_row(columns.start);
+                    first..first + form.per_row(columns.len())
+                };
+                match &narrow {
+                    NarrowShards::None => {}
+                    // SAFETY: as above.
+                    NarrowShards::Bf16(rows) => unsafe {
+                        round_row(cpu, gate, rows.slice_mut(place(Form::Bf16)));
+                    },
+                    // SAFETY: as above.
+                    NarrowShards::Int8(rows) => unsafe {
+                        quantize_row(cpu, gate, rows.slice_mut(place(Form::Int8)));
+                    },
                 }
             }
         });
     }
-    match quantized {
-        Some(groups) => Inputs::Quantized(groups, per_row),
-        None => Inputs::Stored(gate, inter),
+    match narrow {
+        Narrow::None => Inputs::Stored(gate, inter),
+        Narrow::Bf16(pairs) => Inputs::Bf16(pairs, Form::Bf16.per_row(inter)),
+        Narrow::Int8(groups) => Inputs::Int8(groups, Form::Int8.per_row(inter)),
     }
 }
 
@@ -298,7 +371,18 @@ unsafe fn tile(
                 // SAFETY: the rows of x were just sliced, those of `out` are the caller's promise.
                 cpu.isa.run(unsafe { Multiply::new(rows.len(), x, w, out, false) });
             }
-            (Inputs::Quantized(x, width), Panels::Quantized(w)) => {
+            (Inputs::Bf16(x, width), Panels::Stored(w)) => {
+                let x = &x[from * width..rows.end * width];
+                let Values::Bf16(values) = w.slice_rows(columns.start, columns.len()).values()
+                else {
+                    panic!("experts are bf16 all or none");
+                };
+                // SAFETY: the rows of `out` are the caller's promise.
+                cpu.isa.run(unsafe {
+                    MultiplyPairs::new(rows.len(), x, (values, columns.len()), out, false)
+                });
+            }
+            (Inputs::Int8(x, width), Panels::Quantized(w)) => {
                 let x = &x[from * width..rows.end * width];
                 let w = w.slice_rows(columns.start, columns.len());
                 // SAFETY: the rows of `out` are the caller's promise.

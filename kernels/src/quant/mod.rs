@@ -27,7 +27,6 @@ use crate::matrix::Values;
 use crate::panels::PANEL_LEN;
 
 pub use panels::QuantizedPanels;
-pub use rows::QuantizedRows;
 pub(crate) use rows::quantize_row;
 pub use weights::pack;
 
@@ -99,6 +98,12 @@ pub struct Group {
     sum: i32,
     /// What they are multiplied by.
     scale: f32,
+}
+
+impl Group {
+    /// What no product may rely on.
+    pub(crate) const POISON: Group =
+        Group { values: [-127; GROUP_LEN], sum: i32::MIN, scale: f32::NAN };
 }
 
 /// Adding and taking away this rounds |v| < 2^22 to a whole number, ties to even; before it is

@@ -2,64 +2,7 @@
 
 use super::{GROUP_LEN, Group, ROUNDING, naive};
 use crate::device::Cpu;
-use crate::rows::Rows;
 use crate::simd::{Kernel, Simd};
-use crate::threads::Shards;
-
-/// Rows per task.
-const ROWS: usize = 8;
-
-/// Working memory of products with quantised weights: the rows they multiply, quantised. Made once
-/// for the largest batch; a larger product makes it grow.
-#[derive(Debug, Default)]
-pub struct QuantizedRows {
-    groups: Vec<Group>,
-}
-
-impl QuantizedRows {
-    /// For `rows` rows of up to `width` values.
-    pub fn new(rows: usize, width: usize) -> QuantizedRows {
-        QuantizedRows { groups: vec![Group::default(); QuantizedRows::groups(rows, width)] }
-    }
-
-    /// Bytes of [`QuantizedRows::new`].
-    pub fn bytes(rows: usize, width: usize) -> usize {
-        QuantizedRows::groups(rows, width).saturating_mul(size_of::<Group>())
-    }
-
-    fn groups(rows: usize, width: usize) -> usize {
-        rows.saturating_mul(width.div_ceil(GROUP_LEN))
-    }
-
-    /// Overwrites everything: tests poison what kernels must not rely on.
-    pub fn poison(&mut self) {
-        self.groups.fill(Group { values: [-127; GROUP_LEN], sum: i32::MIN, scale: f32::NAN });
-    }
-
-    /// Groups for `rows` rows of `width` values, to write.
-    pub(crate) fn reserve(&mut self, rows: usize, width: usize) -> &mut [Group] {
-        let len = QuantizedRows::groups(rows, width);
-        if self.groups.len() < len {
-            self.groups.resize(len, Group::default());
-        }
-        &mut self.groups[..len]
-    }
-
-    /// The rows of `x`, quantised: whole groups for each, row after row.
-    pub(crate) fn quantize(&mut self, cpu: &Cpu, x: Rows<'_>) -> &[Group] {
-        let groups = self.reserve(x.count(), x.width());
-        let per_row = x.width().div_ceil(GROUP_LEN);
-        let shards = Shards::new(groups);
-        cpu.gang.run(x.count().div_ceil(ROWS), |_, task| {
-            for i in task * ROWS..x.count().min((task + 1) * ROWS) {
-                // SAFETY: row i belongs to one task.
-                let groups = unsafe { shards.slice_mut(i * per_row..(i + 1) * per_row) };
-                quantize_row(cpu, x.row(i), groups);
-            }
-        });
-        &*groups
-    }
-}
 
 /// Quantises values to whole groups.
 ///

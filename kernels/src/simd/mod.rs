@@ -30,6 +30,15 @@ pub trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Out;
 }
 
+/// As [`Kernel`], for work on pairs of bf16 values.
+pub trait Bf16Kernel {
+    /// What the work returns.
+    type Out;
+
+    /// Does the work. Implementations are `#[inline(always)]`.
+    fn run<S: Bf16>(self, simd: S) -> Self::Out;
+}
+
 /// As [`Kernel`], for work on 8-bit integers.
 pub trait Int8Kernel {
     /// What the work returns.
@@ -57,6 +66,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Out;
     /// As [`Simd::vectorize`], with the set's products of 8-bit integers.
     fn vectorize_int8<K: Int8Kernel>(self, kernel: K) -> K::Out;
+
+    /// As [`Simd::vectorize`], with the set's products of pairs of bf16 values.
+    fn vectorize_bf16<K: Bf16Kernel>(self, kernel: K) -> K::Out {
+        self.vectorize(Widened(kernel))
+    }
 
     /// Asks for the cache line at `p`, which need not be a valid address.
     fn prefetch<T>(self, p: *const T);
@@ -145,6 +159,73 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn sum(self, v: Self::V) -> f32;
     /// The largest lane.
     fn max_lane(self, v: Self::V) -> f32;
+}
+
+/// Sums of products of bf16 values, two at a time: vectors of a pair for each of the lanes of a set's
+/// `f32` vectors.
+pub trait Bf16: Copy {
+    /// The set's vectors of `f32`.
+    type Floats: Simd;
+    /// A pair for each lane.
+    type P: Copy;
+
+    /// The set's operations on `f32`.
+    fn floats(self) -> Self::Floats;
+    /// A pair for each lane at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `2 * LANES` values.
+    unsafe fn load_pairs(self, p: *const bf16) -> Self::P;
+    /// The same pair for all lanes.
+    fn splat_pair(self, pair: [bf16; 2]) -> Self::P;
+    /// `sum + w[0] x[0] + w[1] x[1]` in `f32`. How often that is rounded is the set's: `f32` never
+    /// sees more than its own rounding.
+    fn dot_pairs(
+        self,
+        sum: <Self::Floats as Simd>::V,
+        w: Self::P,
+        x: Self::P,
+    ) -> <Self::Floats as Simd>::V;
+}
+
+/// Where the processor does not multiply bf16 itself, pairs are widened.
+impl<S: Simd> Bf16 for S {
+    type Floats = S;
+    type P = (S::V, S::V);
+
+    #[inline(always)]
+    fn floats(self) -> S {
+        self
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const bf16) -> Self::P {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { self.load_bf16_pairs(p) }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, [first, second]: [bf16; 2]) -> Self::P {
+        let widen = |value: bf16| f32::from_bits(u32::from(value.to_bits()) << 16);
+        (self.splat(widen(first)), self.splat(widen(second)))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, sum: S::V, w: Self::P, x: Self::P) -> S::V {
+        self.fma(x.1, w.1, self.fma(x.0, w.0, sum))
+    }
+}
+
+/// A [`Bf16Kernel`] on widened pairs.
+struct Widened<K>(K);
+
+impl<K: Bf16Kernel> Kernel for Widened<K> {
+    type Out = K::Out;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> K::Out {
+        self.0.run(simd)
+    }
 }
 
 /// Sums of products of 8-bit integers: vectors of four bytes for each of the lanes of a set's
@@ -260,6 +341,8 @@ enum Set {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 impl Isa {
@@ -280,6 +363,9 @@ impl Isa {
             if Avx512::detect_vnni().is_some() {
                 sets.push(Isa(Set::Avx512Vnni));
             }
+            if Avx512::detect_bf16().is_some() {
+                sets.push(Isa(Set::Avx512Bf16));
+            }
         }
         sets
     }
@@ -289,7 +375,7 @@ impl Isa {
         *Isa::available().last().expect("the scalar set is always there")
     }
 
-    /// The set called `name`: `scalar`, `avx2`, `avx512` or `avx512vnni`.
+    /// The set called `name`: `scalar`, `avx2`, `avx512`, `avx512vnni` or `avx512bf16`.
     ///
     /// # Errors
     /// A sentence that lists the sets of this processor, when `name` is not one of them.
@@ -311,6 +397,17 @@ impl Isa {
             Set::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512Vnni => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16 => "avx512bf16",
+        }
+    }
+
+    /// Whether the set multiplies bf16 values itself, without widening them.
+    pub fn has_bf16(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16 => true,
+            _ => false,
         }
     }
 
@@ -328,6 +425,10 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Set::Avx512Vnni => {
                 Avx512::detect_vnni().expect("an Isa is made after detection").vectorize(kernel)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512Bf16 => {
+                Avx512::detect_bf16().expect("an Isa is made after detection").vectorize(kernel)
             }
         }
     }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Int8, Int8Kernel, Kernel, Simd};
+use super::{Bf16, Bf16Kernel, Int8, Int8Kernel, Kernel, Simd};
 
 /// AVX2 with FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -270,10 +270,11 @@ impl Int8 for Avx2 {
     }
 }
 
-/// AVX-512 F, BW, DQ and VL; VNNI where it was asked for.
+/// AVX-512 F, BW, DQ and VL; VNNI and BF16 where they were asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Avx512 {
     has_vnni: bool,
+    has_bf16: bool,
 }
 
 impl Avx512 {
@@ -285,14 +286,21 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
-        there.then_some(Avx512 { has_vnni: false })
+        there.then_some(Avx512 { has_vnni: false, has_bf16: false })
     }
 
     /// The set with VNNI, when the processor has both.
     #[inline]
     pub fn detect_vnni() -> Option<Avx512> {
         let there = Avx512::detect().is_some() && is_x86_feature_detected!("avx512vnni");
-        there.then_some(Avx512 { has_vnni: true })
+        there.then_some(Avx512 { has_vnni: true, has_bf16: false })
+    }
+
+    /// The set with VNNI and BF16, when the processor has all three.
+    #[inline]
+    pub fn detect_bf16() -> Option<Avx512> {
+        let there = Avx512::detect_vnni().is_some() && is_x86_feature_detected!("avx512bf16");
+        there.then_some(Avx512 { has_vnni: true, has_bf16: true })
     }
 }
 
@@ -324,6 +332,27 @@ impl Simd for Avx512 {
         }
         // SAFETY: the set is there.
         unsafe { own(self, kernel) }
+    }
+
+    #[inline(always)]
+    fn vectorize_bf16<K: Bf16Kernel>(self, kernel: K) -> K::Out {
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        fn own<K: Bf16Kernel>(set: Avx512, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        #[inline(never)]
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+        fn own_bf16<K: Bf16Kernel>(set: Avx512Bf16, kernel: K) -> K::Out {
+            kernel.run(set)
+        }
+        if self.has_bf16 {
+            // SAFETY: the set is there, and BF16.
+            unsafe { own_bf16(Avx512Bf16(self), kernel) }
+        } else {
+            // SAFETY: the set is there.
+            unsafe { own(self, kernel) }
+        }
     }
 
     #[inline(always)]
@@ -532,5 +561,37 @@ impl Int8 for Avx512Vnni {
             _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(128 * x_sum)));
         fn total_u4(sum: __m512i, x_sum: i32) -> __m512 =
             _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(8 * x_sum)));
+    }
+}
+
+/// AVX-512 whose products of bf16 values are those of BF16: made where both are there.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512Bf16(Avx512);
+
+impl Bf16 for Avx512Bf16 {
+    type Floats = Avx512;
+    type P = __m512bh;
+
+    #[inline(always)]
+    fn floats(self) -> Avx512 {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const bf16) -> __m512bh {
+        // SAFETY: the caller vouches for 64 bytes; a vector of pairs has as many, of any bits.
+        unsafe { p.cast::<__m512bh>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn splat_pair(self, pair: [bf16; 2]) -> __m512bh {
+        let pairs = [pair; 16];
+        // SAFETY: both are 64 bytes, of any bits.
+        unsafe { std::mem::transmute(pairs) }
+    }
+
+    op! {
+        fn dot_pairs(sum: __m512, w: __m512bh, x: __m512bh) -> __m512 =
+            _mm512_dpbf16_ps(sum, w, x);
     }
 }

@@ -104,7 +104,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let files = Files::open(common)?.model;
+    let files = Files::open(common, isa)?.model;
     let all_rounds = rounds + usize::from(args.roofline);
     check_context(cases, all_rounds, files.spec.context)?;
     let weights = files.weight_bytes()?.unwrap_or(WeightBytes { stored: 0, held: 0 });
