@@ -105,8 +105,16 @@ impl Nt {
                 }
             }
             for (r, acc) in acc.iter().enumerate() {
-                for (c, acc) in acc.iter().enumerate() {
-                    let out = self.out.add((i + r) * self.out_stride + j + c);
+                let out = self.out.add((i + r) * self.out_stride + j);
+                let (fours, rest) = acc.as_chunks::<4>();
+                for (c, four) in fours.iter().enumerate() {
+                    for (l, sum) in s.sums(*four).into_iter().enumerate() {
+                        let out = out.add(4 * c + l);
+                        *out = if self.add { *out + sum } else { sum };
+                    }
+                }
+                for (c, acc) in rest.iter().enumerate() {
+                    let out = out.add(4 * fours.len() + c);
                     let sum = s.sum(*acc);
                     *out = if self.add { *out + sum } else { sum };
                 }

@@ -1,21 +1,21 @@
 //! One chunk of one head: the chunkwise form (MODELS.md section 4).
 //!
-//! With `G` the running sum of log-decays inside the chunk, `S` the state that enters it,
-//! `A[i][j] = beta_i Σ_d k_i k_j e^(G_i - G_j)` for `j < i` and `P[i][j]` the same with `q_i`,
-//! without `beta`, for `j <= i`:
+//! With `E[i]` the product of the decay factors `e^g` of a chunk's rows up to `i`, `E[i/j]` that of
+//! rows `j + 1..=i`, `S` the state that enters the chunk, `A[i][j] = beta_i Σ_d k_i k_j E[i/j]` for
+//! `j < i` and `P[i][j]` the same with `q_i`, without `beta`, for `j <= i`:
 //!
 //! ```text
-//! D  = solve (I + A) D = beta (V - (e^G k) Sᵀ)         what each row writes
-//! O  = (e^G q) Sᵀ + P D
-//! S' = e^(G_last) S + Dᵀ (e^(G_last - G) k)
+//! D  = solve (I + A) D = beta (V - (E k) Sᵀ)         what each row writes
+//! O  = (E q) Sᵀ + P D
+//! S' = E[last] S + Dᵀ (E[last/i] k)
 //! ```
 //!
-//! No exponent is ever positive, so nothing overflows however strong the gate, and none is the
-//! difference of two long sums: after a strong gate that difference would have lost the low bits of
-//! a weak one. Rows and columns of different 16-row blocks meet where the later block begins: the
-//! exponent is the row's sum from there (`prefix`), plus the column's sum to the end of its own
-//! block (`suffix`), plus the sums of the blocks between. Inside a block keys are decayed step by
-//! step (`k_j` times `e^(g_i)` for each further row `i`).
+//! A decay over several rows is the product of their factors, each at most 1 and computed once:
+//! nothing overflows however strong the gate, and a weak decay after a strong one keeps its bits,
+//! which the difference of two long sums of log-decays would have lost. Inside a block of 16 rows
+//! keys are decayed row by row, as the recurrence does. Where the next block begins they have come
+//! to the end of their own, and each further block decays them by its whole product; the later
+//! block's rows carry the rest of the way (`block`).
 
 use super::step::decay_row;
 use super::{Inputs, Shape};
@@ -25,11 +25,20 @@ use crate::scratch::take;
 use crate::simd::{Kernel, Simd, load, math, store};
 use crate::span::CELL_LEN;
 
-/// Rows of a block: within one, pairs of rows are decayed step by step.
+/// Rows of a block: within one, pairs of rows are decayed row by row.
 const BLOCK: usize = 16;
 
+/// Values behind each row of a matrix that is walked down its columns: rows of 2^n values alone
+/// would meet in few sets of the first cache.
+const PAD: usize = 16;
+
+/// Rows between the one worked on and the one whose inputs are asked for. A head's part of a row
+/// is too short, and rows are too far apart, for the processor to see a stream.
+const AHEAD: usize = 3;
+
 pub(super) fn chunk_scratch(shape: Shape) -> usize {
-    CELL_LEN * (7 * shape.key_dim + shape.value_dim + 2 * CELL_LEN) + shape.key_dim
+    let (dk, dv) = (shape.key_dim, shape.value_dim);
+    CELL_LEN * (5 * dk + (dk + PAD) + (dv + PAD) + 2 * CELL_LEN) + dk * (dv + PAD) + 2 * dk
 }
 
 /// Rows `row..row + rows` of head `head`.
@@ -49,30 +58,31 @@ pub(super) struct Chunk<'a> {
     pub scratch: &'a mut [f32],
 }
 
-/// The scratch of a chunk; every matrix is `[64][..]`.
+/// The scratch of a chunk; matrices are `[64][key_dim]` where nothing else is said.
 struct Work<'a> {
-    /// Queries, normed and scaled; then times `e^G`.
+    /// Queries, normed and scaled.
     q: &'a mut [f32],
     /// Keys, normed.
     k: &'a mut [f32],
-    /// Log-decays from a row's block's first row to the row, both included.
-    prefix: &'a mut [f32],
-    /// Log-decays from a row, not included, to the end of its block.
-    suffix: &'a mut [f32],
-    /// Log-decays of whole blocks on the way.
-    between: &'a mut [f32],
-    /// Rows of a block times their decay since its first row: queries, then keys; later `e^G k`.
-    rows: &'a mut [f32],
-    /// Earlier keys decayed to a block's first row; keys of a block decayed to the current row;
-    /// later keys decayed to the end of the chunk.
-    columns: &'a mut [f32],
     /// Decay factors of each row.
     factors: &'a mut [f32],
-    /// What each row writes.
+    /// Queries times the factors since their block's first row; then since the chunk's.
+    q_rows: &'a mut [f32],
+    /// Keys times the same.
+    k_rows: &'a mut [f32],
+    /// Product of the factors of a block, up to the row last reached.
+    block: &'a mut [f32],
+    /// Product of the factors of all blocks done.
+    before: &'a mut [f32],
+    /// Keys decayed to the row last reached, `[64][key_dim + PAD]`.
+    columns: &'a mut [f32],
+    /// What each row writes, `[64][value_dim + PAD]`.
     delta: &'a mut [f32],
-    /// `-A`, 64 columns.
+    /// The entering state, `[key_dim][value_dim + PAD]`.
+    state: &'a mut [f32],
+    /// `-A`, `[64][64]`.
     a: &'a mut [f32],
-    /// `P`, 64 columns.
+    /// `P`, `[64][64]`.
     p: &'a mut [f32],
 }
 
@@ -87,23 +97,24 @@ impl Kernel for Chunk<'_> {
         let mut work = Work {
             q: take(&mut rest, CELL_LEN * dk),
             k: take(&mut rest, CELL_LEN * dk),
-            prefix: take(&mut rest, CELL_LEN * dk),
-            suffix: take(&mut rest, CELL_LEN * dk),
-            between: take(&mut rest, dk),
-            rows: take(&mut rest, CELL_LEN * dk),
-            columns: take(&mut rest, CELL_LEN * dk),
             factors: take(&mut rest, CELL_LEN * dk),
-            delta: take(&mut rest, CELL_LEN * dv),
+            q_rows: take(&mut rest, CELL_LEN * dk),
+            k_rows: take(&mut rest, CELL_LEN * dk),
+            block: take(&mut rest, dk),
+            before: take(&mut rest, dk),
+            columns: take(&mut rest, CELL_LEN * (dk + PAD)),
+            delta: take(&mut rest, CELL_LEN * (dv + PAD)),
+            state: take(&mut rest, dk * (dv + PAD)),
             a: take(&mut rest, CELL_LEN * CELL_LEN),
             p: take(&mut rest, CELL_LEN * CELL_LEN),
         };
-        chunk.prepare(s, &mut work);
-        let mut first = 0;
-        while first < chunk.rows {
+        work.before.fill(1.0);
+        for first in (0..chunk.rows).step_by(BLOCK) {
             let n = (chunk.rows - first).min(BLOCK);
+            chunk.prepare(s, &mut work, first, n);
             chunk.earlier_blocks(s, &mut work, first, n);
             chunk.own_block(s, &mut work, first, n);
-            first += n;
+            chunk.decay(s, &mut work, first, n);
         }
         chunk.read_state(s, &mut work);
         chunk.solve(s, &mut work);
@@ -113,55 +124,50 @@ impl Kernel for Chunk<'_> {
 }
 
 impl Chunk<'_> {
-    /// Normed queries and keys, decay factors, and sums of log-decays inside each block.
+    /// Rows `first..first + n`: normed queries and keys, decay factors, and queries and keys
+    /// decayed since the block's first row.
     #[inline(always)]
-    fn prepare<S: Simd>(&self, s: S, work: &mut Work<'_>) {
+    fn prepare<S: Simd>(&self, s: S, work: &mut Work<'_>, first: usize, n: usize) {
         let dk = self.shape.key_dim;
         let [q_at, k_at, _] = self.shape.columns(self.head);
         let scale = 1.0 / (dk as f32).sqrt();
-        for i in 0..self.rows {
+        work.block.fill(1.0);
+        for i in first..first + n {
+            self.fetch(s, self.row + i + AHEAD);
             let qkv = self.inputs.qkv.row(self.row + i);
             let at = i * dk;
             l2_norm_row(s, &qkv[q_at..q_at + dk], scale, &mut work.q[at..at + dk]);
             l2_norm_row(s, &qkv[k_at..k_at + dk], 1.0, &mut work.k[at..at + dk]);
-            // The log-decays themselves, until they are summed up below.
-            let g = &mut work.suffix[at..at + dk];
+            let g = &mut work.factors[at..at + dk];
             decay_row(s, &self.inputs, &self.shape, self.row + i, self.head, g);
-            let begins = i % BLOCK == 0;
             let mut c = 0;
             while c < dk {
-                let n = (dk - c).min(S::LANES);
-                let g = load(s, &work.suffix[at + c..], n);
-                let sum = match begins {
-                    true => g,
-                    false => s.add(load(s, &work.prefix[at - dk + c..], n), g),
-                };
-                store(s, &mut work.prefix[at + c..], n, sum);
-                store(s, &mut work.factors[at + c..], n, math::exp(s, g));
-                c += n;
+                let m = (dk - c).min(S::LANES);
+                let factor = math::exp(s, load(s, &work.factors[at + c..], m));
+                store(s, &mut work.factors[at + c..], m, factor);
+                let e = s.mul(load(s, &work.block[c..], m), factor);
+                store(s, &mut work.block[c..], m, e);
+                store(s, &mut work.q_rows[at + c..], m, s.mul(load(s, &work.q[at + c..], m), e));
+                store(s, &mut work.k_rows[at + c..], m, s.mul(load(s, &work.k[at + c..], m), e));
+                c += m;
             }
-        }
-        for first in (0..self.rows).step_by(BLOCK) {
-            self.sum_to_the_end(s, work, first, (self.rows - first).min(BLOCK));
         }
     }
 
-    /// Replaces the log-decays of a block by their sums from behind each row to the block's end.
+    /// Asks for what this head reads of row `row` of the batch, if there is one.
     #[inline(always)]
-    fn sum_to_the_end<S: Simd>(&self, s: S, work: &mut Work<'_>, first: usize, n: usize) {
-        let dk = self.shape.key_dim;
-        let mut c = 0;
-        while c < dk {
-            let m = (dk - c).min(S::LANES);
-            let mut sum = s.splat(0.0);
-            for i in (first..first + n).rev() {
-                let place = &mut work.suffix[i * dk + c..];
-                let g = load(s, place, m);
-                store(s, place, m, sum);
-                sum = s.add(sum, g);
-            }
-            c += m;
+    fn fetch<S: Simd>(&self, s: S, row: usize) {
+        if row >= self.inputs.qkv.count() {
+            return;
         }
+        let (dk, dv) = (self.shape.key_dim, self.shape.value_dim);
+        let [q_at, k_at, v_at] = self.shape.columns(self.head);
+        let (qkv, decay) = (self.inputs.qkv.row(row), self.inputs.decay.row(row));
+        fetch_all(s, &qkv[q_at..q_at + dk]);
+        fetch_all(s, &qkv[k_at..k_at + dk]);
+        fetch_all(s, &qkv[v_at..v_at + dv]);
+        let width = decay.len() / self.shape.value_heads;
+        fetch_all(s, &decay[self.head * width..(self.head + 1) * width]);
     }
 
     /// Rows `first..first + n` against all rows of earlier blocks.
@@ -171,23 +177,16 @@ impl Chunk<'_> {
             return;
         }
         let dk = self.shape.key_dim;
-        let (q_rows, k_rows) = work.rows.split_at_mut(BLOCK * dk);
-        for i in 0..n {
-            let (at, to) = ((first + i) * dk, i * dk);
-            let sums = &work.prefix[at..at + dk];
-            decayed(s, &work.q[at..at + dk], sums, None, &mut q_rows[to..to + dk]);
-            decayed(s, &work.k[at..at + dk], sums, None, &mut k_rows[to..to + dk]);
-        }
-        self.decay_to_block(s, work, first);
-        let (q_rows, k_rows) = work.rows.split_at(BLOCK * dk);
-        let columns = (work.columns.as_ptr(), dk);
-        // SAFETY: n <= 16 rows of dk lie in either half of `rows`, `first` < 64 rows of dk in
-        // `columns`, and rows first..first + n of 64 columns in `p` and `a`.
+        let columns = (work.columns.as_ptr(), dk + PAD);
+        // SAFETY: rows first..first + n <= 64 of dk lie in `q_rows` and `k_rows`, and of 64 columns
+        // in `p` and `a`; `columns` has `first` rows before them.
         unsafe {
+            let q = (work.q_rows.as_ptr().add(first * dk), dk);
             let p = (work.p.as_mut_ptr().add(first * CELL_LEN), CELL_LEN);
-            s.vectorize(Nt::new((n, first, dk), (q_rows.as_ptr(), dk), columns, p, false));
+            s.vectorize(Nt::new((n, first, dk), q, columns, p, false));
+            let k = (work.k_rows.as_ptr().add(first * dk), dk);
             let a = (work.a.as_mut_ptr().add(first * CELL_LEN), CELL_LEN);
-            s.vectorize(Nt::new((n, first, dk), (k_rows.as_ptr(), dk), columns, a, false));
+            s.vectorize(Nt::new((n, first, dk), k, columns, a, false));
         }
         for i in first..first + n {
             let beta = self.beta(i);
@@ -200,34 +199,33 @@ impl Chunk<'_> {
     /// Rows `first..first + n` against each other; `P` above the diagonal is set to zero.
     #[inline(always)]
     fn own_block<S: Simd>(&self, s: S, work: &mut Work<'_>, first: usize, n: usize) {
-        let dk = self.shape.key_dim;
+        let (dk, stride) = (self.shape.key_dim, self.shape.key_dim + PAD);
         for i in 0..n {
             let at = (first + i) * dk;
             let (q, k) = (&work.q[at..at + dk], &work.k[at..at + dk]);
-            let factors = &work.factors[at..at + dk];
+            let row = [q, k, &work.factors[at..at + dk]];
             let place = (first + i) * CELL_LEN + first;
             let beta = self.beta(first + i);
-            for j in 0..i {
-                let column = &mut work.columns[j * dk..(j + 1) * dk];
-                let (mut with_q, mut with_k) = (s.splat(0.0), s.splat(0.0));
-                let mut c = 0;
-                while c < dk {
-                    let m = (dk - c).min(S::LANES);
-                    let key = s.mul(load(s, &column[c..], m), load(s, &factors[c..], m));
-                    store(s, &mut column[c..], m, key);
-                    with_q = s.fma(load(s, &q[c..], m), key, with_q);
-                    with_k = s.fma(load(s, &k[c..], m), key, with_k);
-                    c += m;
+            for j in (0..i).step_by(4) {
+                let keys = &mut work.columns[(first + j) * stride..];
+                let [p, a] = match i - j {
+                    1 => pairs::<S, 1>(s, row, keys),
+                    2 => pairs::<S, 2>(s, row, keys),
+                    3 => pairs::<S, 3>(s, row, keys),
+                    _ => pairs::<S, 4>(s, row, keys),
+                };
+                let m = (i - j).min(4);
+                work.p[place + j..place + j + m].copy_from_slice(&p[..m]);
+                for (to, a) in work.a[place + j..place + j + m].iter_mut().zip(a) {
+                    *to = -beta * a;
                 }
-                work.p[place + j] = s.sum(with_q);
-                work.a[place + j] = -beta * s.sum(with_k);
             }
             let mut own = s.splat(0.0);
             let mut c = 0;
             while c < dk {
                 let m = (dk - c).min(S::LANES);
                 let key = load(s, &k[c..], m);
-                store(s, &mut work.columns[i * dk + c..], m, key);
+                store(s, &mut work.columns[(first + i) * stride + c..], m, key);
                 own = s.fma(load(s, &q[c..], m), key, own);
                 c += m;
             }
@@ -236,58 +234,44 @@ impl Chunk<'_> {
         }
     }
 
-    /// `columns`: the keys of all rows before `end`, the start of a block or the end of the chunk,
-    /// decayed to there. `between` is then the log-decay of the whole way.
+    /// Takes earlier keys to the end of the block of rows `first..first + n`, and the block's
+    /// decayed rows back to the start of the chunk.
     #[inline(always)]
-    fn decay_to_block<S: Simd>(&self, s: S, work: &mut Work<'_>, end: usize) {
-        let dk = self.shape.key_dim;
-        work.between.fill(0.0);
-        for first in (0..end).step_by(BLOCK).rev() {
-            let last = end.min(first + BLOCK) - 1;
-            for j in first..=last {
-                let at = j * dk;
-                let (key, sums) = (&work.k[at..at + dk], &work.suffix[at..at + dk]);
-                decayed(s, key, sums, Some(work.between), &mut work.columns[at..at + dk]);
-            }
-            add_row(s, &work.prefix[last * dk..(last + 1) * dk], work.between);
+    fn decay<S: Simd>(&self, s: S, work: &mut Work<'_>, first: usize, n: usize) {
+        let (dk, stride) = (self.shape.key_dim, self.shape.key_dim + PAD);
+        for j in 0..first {
+            scale(s, work.block, &mut work.columns[j * stride..j * stride + dk]);
         }
+        if first > 0 {
+            for i in first..first + n {
+                scale(s, work.before, &mut work.q_rows[i * dk..(i + 1) * dk]);
+                scale(s, work.before, &mut work.k_rows[i * dk..(i + 1) * dk]);
+            }
+        }
+        scale(s, work.block, work.before);
     }
 
-    /// What the entering state gives: `(e^G q) Sᵀ` into the output, `beta (V - (e^G k) Sᵀ)` into
+    /// What the entering state gives: `(E q) Sᵀ` into the output, `beta (V - (E k) Sᵀ)` into
     /// `delta`.
     #[inline(always)]
     fn read_state<S: Simd>(&self, s: S, work: &mut Work<'_>) {
         let (dk, dv, n) = (self.shape.key_dim, self.shape.value_dim, self.rows);
-        let v_at = self.shape.columns(self.head)[2];
-        work.between.fill(0.0);
-        for i in 0..n {
-            let at = i * dk;
-            if i > 0 && i % BLOCK == 0 {
-                add_row(s, &work.prefix[at - dk..at], work.between);
-            }
-            let mut c = 0;
-            while c < dk {
-                let m = (dk - c).min(S::LANES);
-                let before = load(s, &work.between[c..], m);
-                let e = math::exp(s, s.add(before, load(s, &work.prefix[at + c..], m)));
-                let q = s.mul(load(s, &work.q[at + c..], m), e);
-                store(s, &mut work.q[at + c..], m, q);
-                store(s, &mut work.rows[at + c..], m, s.mul(load(s, &work.k[at + c..], m), e));
-                c += m;
-            }
-        }
-        let state = (self.source.map_or(self.target.as_ptr(), <[f32]>::as_ptr), dk);
-        let delta = (work.delta.as_mut_ptr(), dv);
-        // SAFETY: the state is dv rows of dk, `q`, `rows` and `delta` hold n <= 64 rows, and the
-        // output is the field's promise.
+        let stride = dv + PAD;
+        transpose(s, self.source.unwrap_or(self.target), dk, work.state, stride);
+        let state = (work.state.as_ptr(), stride);
+        let delta = (work.delta.as_mut_ptr(), stride);
+        // SAFETY: `state` is dk rows of dv, `q_rows`, `k_rows` and `delta` hold n <= 64 rows, and
+        // the output is the field's promise.
         unsafe {
-            s.vectorize(Nt::new((n, dv, dk), (work.q.as_ptr(), dk), state, self.out, false));
-            s.vectorize(Nt::new((n, dv, dk), (work.rows.as_ptr(), dk), state, delta, false));
+            let (q, k) = (work.q_rows.as_ptr(), work.k_rows.as_ptr());
+            s.vectorize(Nn::new((n, dv, dk), (q, (dk, 1)), state, self.out, false));
+            s.vectorize(Nn::new((n, dv, dk), (k, (dk, 1)), state, delta, false));
         }
+        let v_at = self.shape.columns(self.head)[2];
         for i in 0..n {
             let values = &self.inputs.qkv.row(self.row + i)[v_at..v_at + dv];
             let beta = s.splat(self.beta(i));
-            let delta = &mut work.delta[i * dv..(i + 1) * dv];
+            let delta = &mut work.delta[i * stride..i * stride + dv];
             let mut c = 0;
             while c < dv {
                 let m = (dv - c).min(S::LANES);
@@ -301,19 +285,19 @@ impl Chunk<'_> {
     /// Forward substitution: earlier blocks as one product, a block's own rows one by one.
     #[inline(always)]
     fn solve<S: Simd>(&self, s: S, work: &mut Work<'_>) {
-        let dv = self.shape.value_dim;
+        let (dv, stride) = (self.shape.value_dim, self.shape.value_dim + PAD);
         for first in (0..self.rows).step_by(BLOCK) {
             let n = (self.rows - first).min(BLOCK);
             for (i, known) in std::iter::once((0, first)).chain((1..n).map(|i| (i, i))) {
                 // The block's rows against all earlier rows, then row i against its block's.
                 let (rows, from) = if i == 0 { (n, 0) } else { (1, first) };
-                let (done, open) = work.delta.split_at_mut((first + i) * dv);
+                let (done, open) = work.delta.split_at_mut((first + i) * stride);
                 // SAFETY: `known` rows of dv from row `from` on are in `done`, `rows` rows start
                 // `open`, and `a` has 64 columns in each of its 64 rows.
                 unsafe {
                     let a = work.a.as_ptr().add((first + i) * CELL_LEN + from);
-                    let b = (done.as_ptr().add(from * dv), dv);
-                    let out = (open.as_mut_ptr(), dv);
+                    let b = (done.as_ptr().add(from * stride), stride);
+                    let out = (open.as_mut_ptr(), stride);
                     let size = (rows, dv, known);
                     s.vectorize(Nn::new(size, (a, (CELL_LEN, 1)), b, out, true));
                 }
@@ -332,7 +316,7 @@ impl Chunk<'_> {
             unsafe {
                 let p = (work.p.as_ptr().add(first * CELL_LEN), (CELL_LEN, 1));
                 let out = (self.out.0.add(first * self.out.1), self.out.1);
-                let delta = (work.delta.as_ptr(), dv);
+                let delta = (work.delta.as_ptr(), dv + PAD);
                 s.vectorize(Nn::new((n, dv, first + n), p, delta, out, true));
             }
         }
@@ -342,27 +326,19 @@ impl Chunk<'_> {
     #[inline(always)]
     fn write_state<S: Simd>(&mut self, s: S, work: &mut Work<'_>) {
         let (dk, dv, n) = (self.shape.key_dim, self.shape.value_dim, self.rows);
-        self.decay_to_block(s, work, n);
-        let mut c = 0;
-        while c < dk {
-            let m = (dk - c).min(S::LANES);
-            let factor = math::exp(s, load(s, &work.between[c..], m));
-            for v in 0..dv {
-                let at = v * dk + c;
-                let old = match self.source {
-                    Some(source) => load(s, &source[at..], m),
-                    None => load(s, &self.target[at..], m),
-                };
-                store(s, &mut self.target[at..], m, s.mul(old, factor));
-            }
-            c += m;
+        if let Some(source) = self.source {
+            self.target.copy_from_slice(source);
+        }
+        for row in self.target.chunks_exact_mut(dk) {
+            scale(s, work.before, row);
         }
         let state = (self.target.as_mut_ptr(), dk);
         // SAFETY: the state is dv rows of dk, `delta` n rows of dv read by columns, `columns` n
         // rows of dk.
         unsafe {
-            let delta = (work.delta.as_ptr(), (1, dv));
-            s.vectorize(Nn::new((dv, dk, n), delta, (work.columns.as_ptr(), dk), state, true));
+            let delta = (work.delta.as_ptr(), (1, dv + PAD));
+            let columns = (work.columns.as_ptr(), dk + PAD);
+            s.vectorize(Nn::new((dv, dk, n), delta, columns, state, true));
         }
     }
 
@@ -371,29 +347,73 @@ impl Chunk<'_> {
     }
 }
 
-/// `out = x e^(sums + more)`.
+/// Decays `N` keys, which lie one row of `columns` after the other, by a row's factors; returns
+/// their inner products with the row's query and with its key, the first `N` of each.
 #[inline(always)]
-fn decayed<S: Simd>(s: S, x: &[f32], sums: &[f32], more: Option<&[f32]>, out: &mut [f32]) {
+fn pairs<S: Simd, const N: usize>(
+    s: S,
+    [q, k, factors]: [&[f32]; 3],
+    keys: &mut [f32],
+) -> [[f32; 4]; 2] {
+    let dk = q.len();
+    let (mut with_q, mut with_k) = ([s.splat(0.0); 4], [s.splat(0.0); 4]);
     let mut c = 0;
-    while c < x.len() {
-        let n = (x.len() - c).min(S::LANES);
-        let mut sum = load(s, &sums[c..], n);
-        if let Some(more) = more {
-            sum = s.add(sum, load(s, &more[c..], n));
+    while c < dk {
+        let m = (dk - c).min(S::LANES);
+        let (q, k) = (load(s, &q[c..], m), load(s, &k[c..], m));
+        let factor = load(s, &factors[c..], m);
+        for j in 0..N {
+            let place = &mut keys[j * (dk + PAD) + c..];
+            let key = s.mul(load(s, place, m), factor);
+            store(s, place, m, key);
+            with_q[j] = s.fma(q, key, with_q[j]);
+            with_k[j] = s.fma(k, key, with_k[j]);
         }
-        store(s, &mut out[c..], n, s.mul(load(s, &x[c..], n), math::exp(s, sum)));
-        c += n;
+        c += m;
+    }
+    [s.sums(with_q), s.sums(with_k)]
+}
+
+/// `x`, rows of `width`, with rows and columns swapped; rows of `out` start every `stride` values.
+#[inline(always)]
+fn transpose<S: Simd>(s: S, x: &[f32], width: usize, out: &mut [f32], stride: usize) {
+    let height = x.len() / width;
+    assert!(height <= stride && width * stride <= out.len());
+    for i in (0..height).step_by(S::LANES) {
+        for j in (0..width).step_by(S::LANES) {
+            if i + S::LANES <= height && j + S::LANES <= width {
+                let from = (x[i * width + j..].as_ptr(), width);
+                let to = (out[j * stride + i..].as_mut_ptr(), stride);
+                // SAFETY: rows i..i + LANES and columns j..j + LANES lie inside `x`, and as rows
+                // j.. and columns i.. inside `out`, by the assertion.
+                unsafe { s.transpose(from, to) };
+                continue;
+            }
+            for i in i..height.min(i + S::LANES) {
+                for j in j..width.min(j + S::LANES) {
+                    out[j * stride + i] = x[i * width + j];
+                }
+            }
+        }
     }
 }
 
-/// `to += x`.
+/// Asks for every cache line of `x`.
 #[inline(always)]
-fn add_row<S: Simd>(s: S, x: &[f32], to: &mut [f32]) {
+fn fetch_all<S: Simd>(s: S, x: &[f32]) {
+    for c in (0..x.len()).step_by(16) {
+        s.prefetch(&raw const x[c]);
+    }
+}
+
+/// `to *= x`.
+#[inline(always)]
+fn scale<S: Simd>(s: S, x: &[f32], to: &mut [f32]) {
     let mut c = 0;
     while c < x.len() {
         let n = (x.len() - c).min(S::LANES);
-        let sum = s.add(load(s, &to[c..], n), load(s, &x[c..], n));
-        store(s, &mut to[c..], n, sum);
+        let product = s.mul(load(s, &to[c..], n), load(s, &x[c..], n));
+        store(s, &mut to[c..], n, product);
         c += n;
     }
 }

@@ -130,6 +130,20 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn stream(self, p: *mut f32, v: Self::V);
     /// Makes what was streamed seen before what is written next.
     fn fence(self);
+    /// Writes the square of `LANES` rows of `LANES` values at `from` with rows and columns swapped.
+    ///
+    /// # Safety
+    /// The rows, `.1` values from one to the next, are valid for reads at `from` and for writes
+    /// at `to`.
+    #[inline(always)]
+    unsafe fn transpose(self, from: (*const f32, usize), to: (*mut f32, usize)) {
+        for i in 0..Self::LANES {
+            for j in 0..Self::LANES {
+                // SAFETY: value j of row i of the one, i of row j of the other.
+                unsafe { *to.0.add(j * to.1 + i) = *from.0.add(i * from.1 + j) }
+            }
+        }
+    }
 
     /// `a + b`.
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -157,6 +171,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
     /// The sum of all lanes, in one fixed order.
     fn sum(self, v: Self::V) -> f32;
+    /// The sums of four vectors, each in the order of [`Simd::sum`].
+    fn sums(self, v: [Self::V; 4]) -> [f32; 4];
     /// The largest lane.
     fn max_lane(self, v: Self::V) -> f32;
 }

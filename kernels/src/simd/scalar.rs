@@ -205,6 +205,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn sums(self, v: [Self::V; 4]) -> [f32; 4] {
+        v.map(|v| self.sum(v))
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: Self::V) -> f32 {
         let mut best = v[0];
         for x in v {

@@ -157,6 +157,47 @@ fn narrow_values_widen_exactly_in_whole_and_partial_loads() {
     }
 }
 
+/// Four sums at once, and squares turned over, from `LANES` rows of values.
+struct Squares<'a> {
+    x: &'a [f32],
+}
+
+impl Kernel for Squares<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        const STRIDE: usize = 19;
+        let mut turned = vec![f32::NAN; 16 * STRIDE];
+        // SAFETY: both hold 16 rows of 19 values, and no set has more lanes than 16.
+        unsafe { s.transpose((self.x.as_ptr(), STRIDE), (turned.as_mut_ptr(), STRIDE)) };
+        for i in 0..S::LANES {
+            for j in 0..STRIDE {
+                let value = turned[i * STRIDE + j];
+                match j < S::LANES {
+                    true => assert_eq!(value, self.x[j * STRIDE + i], "row {i}, column {j}"),
+                    false => assert!(value.is_nan(), "row {i}, column {j} is not of the square"),
+                }
+            }
+        }
+        let mut rows = [s.splat(0.0); 4];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = load(s, &self.x[i * STRIDE..], S::LANES);
+        }
+        let alone = [s.sum(rows[0]), s.sum(rows[1]), s.sum(rows[2]), s.sum(rows[3])];
+        assert_eq!(s.sums(rows).map(f32::to_bits), alone.map(f32::to_bits));
+    }
+}
+
+#[test]
+fn four_sums_have_the_bits_of_one_and_a_transposed_square_stays_within_its_own() {
+    // Of mixed size and sign, so that another order of the sum gives other bits.
+    let x: Vec<f32> = (0..16 * 19).map(|i| ((i * 37 % 101) as f32 - 50.0).powi(3) * 1e-3).collect();
+    for isa in Isa::available() {
+        isa.run(Squares { x: &x });
+    }
+}
+
 #[test]
 fn a_set_the_processor_lacks_is_refused_by_name() {
     let error = Isa::by_name("neon9000").unwrap_err();

@@ -67,6 +67,65 @@ fn sum8(v: __m256) -> f32 {
     }
 }
 
+/// [`sum8`] of four vectors.
+#[inline(always)]
+fn sums8([a, b, c, d]: [__m256; 4]) -> [f32; 4] {
+    let (ab, cd) = (halves8(a, b), halves8(c, d));
+    // SAFETY: the set is there, and `out` holds four values.
+    unsafe {
+        let quarters = _mm256_add_ps(_mm256_unpacklo_ps(ab, cd), _mm256_unpackhi_ps(ab, cd));
+        let sums = _mm256_add_ps(quarters, _mm256_permute_ps::<0b1110>(quarters));
+        let (ac, bd) = (_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+        let mut out = [0.0; 4];
+        _mm_storeu_ps(out.as_mut_ptr(), _mm_unpacklo_ps(ac, bd));
+        out
+    }
+}
+
+/// The lower half plus the upper half of `a`, then of `b`.
+#[inline(always)]
+fn halves8(a: __m256, b: __m256) -> __m256 {
+    // SAFETY: the set is there.
+    unsafe { _mm256_add_ps(_mm256_blend_ps::<0xf0>(a, b), _mm256_permute2f128_ps::<0x21>(a, b)) }
+}
+
+/// A square of eight by eight values with rows and columns swapped.
+///
+/// # Safety
+/// Eight rows, `.1` values from one to the next, are valid for reads at `from` and for writes at
+/// `to`.
+#[inline(always)]
+unsafe fn transpose8(from: (*const f32, usize), to: (*mut f32, usize)) {
+    for right in [0, 4] {
+        // SAFETY: the caller vouches for eight values in each of eight rows; the set is there.
+        unsafe {
+            let from = (from.0.add(right), from.1);
+            let (a, b) = (four_and_four(from, 0), four_and_four(from, 1));
+            let (c, d) = (four_and_four(from, 2), four_and_four(from, 3));
+            let to = (to.0.add(right * to.1), to.1);
+            let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+            _mm256_storeu_ps(to.0, _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd));
+            _mm256_storeu_ps(to.0.add(to.1), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+            let (ab, cd) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+            _mm256_storeu_ps(to.0.add(2 * to.1), _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd));
+            _mm256_storeu_ps(to.0.add(3 * to.1), _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+        }
+    }
+}
+
+/// Four values of row `i`, then of row `i + 4`.
+///
+/// # Safety
+/// They are valid for reads.
+#[inline(always)]
+unsafe fn four_and_four((from, stride): (*const f32, usize), i: usize) -> __m256 {
+    // SAFETY: the caller vouches for the values; the set is there.
+    unsafe {
+        let lower = _mm256_castps128_ps256(_mm_loadu_ps(from.add(i * stride)));
+        _mm256_insertf128_ps::<1>(lower, _mm_loadu_ps(from.add((i + 4) * stride)))
+    }
+}
+
 #[inline(always)]
 fn max8(v: __m256) -> f32 {
     // SAFETY: the set is there.
@@ -225,6 +284,17 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn transpose(self, from: (*const f32, usize), to: (*mut f32, usize)) {
+        // SAFETY: the caller's promise.
+        unsafe { transpose8(from, to) }
+    }
+
+    #[inline(always)]
+    fn sums(self, v: [__m256; 4]) -> [f32; 4] {
+        sums8(v)
+    }
+
+    #[inline(always)]
     fn max_lane(self, v: __m256) -> f32 {
         max8(v)
     }
@@ -315,6 +385,13 @@ fn head16(n: usize) -> __mmask16 {
 fn widen_bf16_16(bits: __m256i) -> __m512 {
     // SAFETY: the set is there.
     unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))) }
+}
+
+/// The lower eight lanes plus the upper eight.
+#[inline(always)]
+fn folded(v: __m512) -> __m256 {
+    // SAFETY: the set is there.
+    unsafe { _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)) }
 }
 
 impl Simd for Avx512 {
@@ -452,6 +529,26 @@ impl Simd for Avx512 {
         unsafe { _mm_sfence() }
     }
 
+    #[inline(always)]
+    unsafe fn transpose(self, from: (*const f32, usize), to: (*mut f32, usize)) {
+        for (i, j) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            // SAFETY: a quarter of the square that the caller vouches for.
+            unsafe {
+                transpose8((from.0.add(i * from.1 + j), from.1), (to.0.add(j * to.1 + i), to.1));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m512) -> f32 {
+        sum8(folded(v))
+    }
+
+    #[inline(always)]
+    fn sums(self, [a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        sums8([folded(a), folded(b), folded(c), folded(d)])
+    }
+
     op! {
         fn splat(x: f32) -> __m512 = _mm512_set1_ps(x);
         fn add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
@@ -475,8 +572,6 @@ impl Simd for Avx512 {
         fn less(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
         fn select(mask: __mmask16, a: __m512, b: __m512) -> __m512 =
             _mm512_mask_blend_ps(mask, b, a);
-        fn sum(v: __m512) -> f32 =
-            sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
         fn max_lane(v: __m512) -> f32 =
             max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
     }
