@@ -7,9 +7,9 @@ use kernels::{Dtype, Quantization};
 use serde::Serialize;
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
+use crate::models::WeightBytes;
 use crate::models::layout::StateLayout;
 use crate::models::spec::{BLOCK_LEN, Layer, Mixer, ModelSpec};
-use crate::weights::WeightBytes;
 
 /// Lengths of sequences that a memory is filled with, in tokens.
 const LENGTHS: [usize; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];

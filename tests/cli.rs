@@ -124,7 +124,8 @@ fn weights_are_quantised_when_asked_and_in_no_other_way() {
         assert!(told.contains("invalid value 'q5' for '--quantize <HOW>'"), "{told}");
         assert!(told.contains("[possible values: none, q8, q4]"), "{told}");
     }
-    let report = json(&run(&["inspect", "--quantize", "q4", "--json"]));
+    let report = stdout(&run(&["inspect", "--quantize", "q4", "--json"]));
+    let report: Value = serde_json::from_str(&report).expect("JSON");
     let bytes = |key: &str| report[key].as_u64().expect("a number");
     assert_eq!(report["quantize"], "q4");
     assert!(bytes("weights_held_bytes") < bytes("weights_bytes") / 2, "{report}");

@@ -119,6 +119,8 @@ fn json_keys() {
         "parameters",
         "weights_bytes",
         "weights_bytes_from_files",
+        "quantize",
+        "weights_held_bytes",
         "layers",
         "per_sequence",
         "per_token",

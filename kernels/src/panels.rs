@@ -5,13 +5,13 @@
 //! f32, f16:  input 0: 16 values | input 1: 16 values | ...
 //! bf16:      inputs 0 and 1: 16 pairs | inputs 2 and 3: 16 pairs | ...
 //! q8:        inputs 0 to 31: 16 scales | 16 quads of inputs 0 to 3 | of 4 to 7 | ... of 28 to 31
-//! q4:        inputs 0 to 31: 16 scales | 16 quads of inputs 0 to 3 in the low bits and of 4 to 7 in
-//!            the high bits | ... of 24 to 27 and 28 to 31
+//! q4:        inputs 0 to 31: 16 scales | 16 quads of inputs 0 to 3 in the low bits and of 4 to 7
+//!            in the high bits | ... of 24 to 27 and 28 to 31
 //! ```
 //!
 //! A product of one row reads a panel from its first byte to its last, and a line of the cache
-//! holds 16 outputs of one f32 input, of two bf16 inputs, or of four or eight quantised ones. Outputs
-//! beyond the last, and inputs that do not fill a pair or a group, are zero.
+//! holds 16 outputs of one f32 input, of two bf16 inputs, or of four or eight quantised ones.
+//! Outputs beyond the last, and inputs that do not fill a pair or a group, are zero.
 
 use bytemuck::cast_slice_mut;
 use half::{bf16, f16};

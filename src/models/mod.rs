@@ -26,3 +26,5 @@ pub use family::{FAMILIES, Family};
 pub use files::{ModelError, ModelFiles, ModelWeights};
 pub use generation::GenerationDefaults;
 pub use workspace::Workspace;
+
+pub use crate::weights::WeightBytes;

@@ -2,8 +2,8 @@
 //!
 //! [`Weights::open`] checks files against the list of tensors that a model needs, names everything
 //! that is wrong with them at once, reads them in the order in which they will be used, quantised
-//! where that is asked for, and hands out views. What a tensor means to a model is not known here: names,
-//! shapes and orders come from `models`.
+//! where that is asked for, and hands out views. What a tensor means to a model is not known here:
+//! names, shapes and orders come from `models`.
 
 mod fault;
 mod files;

@@ -105,8 +105,8 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// A [`Multiply`] of one type of weights: `StoredPanels` holds all values of the panels of `outputs`
-/// outputs.
+/// A [`Multiply`] of one type of weights: [`StoredPanels`] holds all values of the panels of
+/// `outputs` outputs.
 struct Strip<E> {
     rows: usize,
     outputs: usize,

@@ -91,7 +91,7 @@ impl Quantization {
 /// A group of quantised activations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Pod, Zeroable)]
 #[repr(C)]
-pub struct Group {
+pub(crate) struct Group {
     /// Values in -127..=127.
     values: [i8; GROUP_LEN],
     /// Their sum.

@@ -247,8 +247,8 @@ impl<K: Bf16Kernel> Kernel for Widened<K> {
 /// Sums of products of 8-bit integers: vectors of four bytes for each of the lanes of a set's
 /// `f32` vectors. They are exact, so equal in every set.
 ///
-/// A sum is begun as `splat_bytes(0)`, takes up to eight products of one kind, and is read as a total: a
-/// set is free to hold it in a form of its own meanwhile.
+/// A sum is begun as `splat_bytes(0)`, takes up to eight products of one kind, and is read as a
+/// total: a set is free to hold it in a form of its own meanwhile.
 pub trait Int8: Copy {
     /// The set's vectors of `f32`.
     type Floats: Simd;
