@@ -250,10 +250,27 @@ fn pack_values<E: PanelValue>(values: &[E], rows: usize, cols: usize, out: &mut 
         if rows.len() < PANEL_LEN * cols || padded > cols {
             panel.fill(E::default());
         }
+        match E::INPUTS {
+            1 => put_lines::<E, 1>(rows, cols, panel),
+            _ => put_lines::<E, 2>(rows, cols, panel),
+        }
+    }
+}
+
+/// Puts rows beside each other, `N` inputs of each at a time.
+fn put_lines<E: PanelValue, const N: usize>(rows: &[E], cols: usize, panel: &mut [E]) {
+    // So many lines that they stay in the first-level cache while row after row goes there.
+    const LINES: usize = 32;
+    let (panel, _) = panel.as_chunks_mut::<N>();
+    for from in (0..cols.div_ceil(N)).step_by(LINES) {
+        let lines = &mut panel[from * PANEL_LEN..];
         for (lane, row) in rows.chunks_exact(cols).enumerate() {
-            let lines = panel.chunks_exact_mut(PANEL_LEN * E::INPUTS);
-            for (line, inputs) in lines.zip(row.chunks(E::INPUTS)) {
-                line[lane * E::INPUTS..][..inputs.len()].copy_from_slice(inputs);
+            let (inputs, rest) = row[from * N..cols.min((from + LINES) * N)].as_chunks::<N>();
+            for (line, inputs) in lines.chunks_exact_mut(PANEL_LEN).zip(inputs) {
+                line[lane] = *inputs;
+            }
+            if !rest.is_empty() {
+                lines[inputs.len() * PANEL_LEN + lane][..rest.len()].copy_from_slice(rest);
             }
         }
     }
