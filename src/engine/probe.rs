@@ -27,9 +27,9 @@ pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
     Ok(COPY_BYTES as f64 * per_second(|| target.copy_from(0, &source, 0, COPY_BYTES)))
 }
 
-/// Tokens per second of a prompt, by the rate of a matrix product of one cell with as many weights as
-/// are active in `spec`, held as its own: what attention and states cost is left out, so computing
-/// again looks a little cheaper than it is.
+/// Tokens per second of a prompt, by the rate of a matrix product of one cell with as many weights
+/// as are active in `spec`, held as its own: what attention and states cost is left out, so
+/// computing again looks a little cheaper than it is.
 ///
 /// # Errors
 /// When the system refuses the memory.

@@ -74,7 +74,8 @@ pub fn matrix_size(shape: &[usize]) -> (usize, usize) {
 pub struct WeightBytes {
     /// As their files store them.
     pub stored: usize,
-    /// In memory: padded to panels, and quantised where that is asked for.
+    /// In memory: padded to panels, and quantised where that is asked for. Copies that models make
+    /// of small tensors, and of MLA's up-projection in other orders, come on top.
     pub held: usize,
 }
 
