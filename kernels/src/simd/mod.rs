@@ -177,8 +177,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max_lane(self, v: Self::V) -> f32;
 }
 
-/// Sums of products of bf16 values, two at a time: vectors of a pair for each of the lanes of a set's
-/// `f32` vectors.
+/// Sums of products of bf16 values, two at a time: vectors of a pair for each of the lanes of a
+/// set's `f32` vectors.
 pub trait Bf16: Copy {
     /// The set's vectors of `f32`.
     type Floats: Simd;
