@@ -89,14 +89,18 @@ fn sampled_answers_repeat_with_their_seed() {
 #[test]
 fn threads_batches_and_instruction_sets_change_no_token() {
     let prompt = "The old fox said to the crow, and the crow said to the fox. ".repeat(9);
-    let reference = stdout(&run(&["generate", &prompt, "-n", "30", "--threads", "1"]));
+    // One set multiplies bf16 by default, the others f32.
+    let f32 = ["--compute", "f32", "-n", "30"];
+    let reference = [&["generate", &prompt, "--threads", "1"][..], &f32].concat();
+    let reference = stdout(&run(&reference));
     for extra in [["--threads", "3"], ["--max-num-batched-tokens", "64"]] {
-        let args = [&["generate", &prompt, "-n", "30"][..], &extra].concat();
+        let args = [&["generate", &prompt][..], &f32, &extra].concat();
         assert_eq!(stdout(&run(&args)), reference, "{extra:?}");
     }
     for isa in kernels::Isa::available() {
         let output = program()
-            .args(["generate", &prompt, "-n", "30"])
+            .args(["generate", &prompt])
+            .args(f32)
             .env("DELTAPOOL_ISA", isa.name())
             .output()
             .expect("the program starts");
@@ -307,7 +311,7 @@ fn broken_command_lines_say_what_is_wrong() {
     // What the argument parser itself refuses: exit code 2 and the argument's name.
     for (args, named) in [
         (&["generate", "x", "--file", "y"][..], "'[PROMPT]' cannot be used with '--file <FILE>'"),
-        (&["generate", "x", "--compute", "fp8"], "invalid value 'fp8' for '--compute <COMPUTE>'"),
+        (&["generate", "x", "--compute", "fp8"], "invalid value 'fp8' for '--compute <HOW>'"),
         (&["generate", "x", "--max-tokens", "many"], "invalid value 'many' for '--max-tokens <N>'"),
         (&["generates"], "unrecognized subcommand 'generates'"),
         (&["generate", "x", "--tempreature", "1"], "unexpected argument '--tempreature'"),

@@ -259,10 +259,10 @@ fn models_match_the_oracle() {
 ///
 /// A rounding error is even over a step. Of 8 bits a step is 1/127 of the largest of 32 weights,
 /// about 2.2 of their deviations: an error of 0.5 % each, and as much again of the rows they
-/// multiply. Of 4 bits it is sixteen times as much, 9 %. A product of many terms keeps the share, and
-/// some ten to thirty of them stand one behind another here, whose weights are random, so that
-/// nothing damps their errors: 2 to 3 % for 8 bits, ten times as much for 4. A token near the border
-/// between two experts goes to the other one, and it and those that see it are off by more; the
+/// multiply. Of 4 bits it is sixteen times as much, 9 %. A product of many terms keeps the share,
+/// and some ten to thirty of them stand one behind another here, whose weights are random, so that
+/// nothing damps their errors: 2 to 3 % for 8 bits, ten times as much for 4. A token near the
+/// border between two experts goes to the other one, and it and those that see it are off by more; the
 /// median counts some of them, the least of the rows none.
 #[test]
 fn quantised_models_stay_near_the_weights_as_stored() {
@@ -299,8 +299,8 @@ fn quantised_models_stay_near_the_weights_as_stored() {
     }
 }
 
-/// The bounds are the goldens' own: the oracle computed in bf16 drifts from itself in f32 by an error
-/// and a divergence that each golden records; twice the one and three times the other are accepted.
+/// The bounds are the goldens' own: the oracle computed in bf16 drifts from itself in f32 by an
+/// error and a divergence that each golden records; twice the one and three times the other are accepted.
 /// All rows are taken together, because a token that goes to another expert is off by much.
 #[test]
 fn bf16_products_drift_no_more_than_the_oracle_does() {

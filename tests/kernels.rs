@@ -7,7 +7,7 @@ use kernels::attention::write_rows;
 use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
-    Arena, BLOCK_LEN, CELL_LEN, Compute, Cpu, Form, Forms, Matrix, NO_SLOT, NarrowRows,
+    Arena, BLOCK_LEN, CELL_LEN, Compute, Cpu, Form, Forms, Isa, Matrix, NO_SLOT, NarrowRows,
     PackedMatrix, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Snapshot, Span, Spans,
     Values, activation, conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
 };
@@ -619,8 +619,7 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
     }
 }
 
-/// Of bf16 weights multiplied as such, with rows of an odd width and values that rounding makes
-/// infinite or keeps from being numbers.
+/// Of bf16 weights multiplied as such, with rows of an odd width and one that is not a number.
 #[test]
 fn bf16_products_match_their_definition_and_rows_keep_their_bits() {
     let mut random = Random::new(71);
@@ -926,6 +925,59 @@ fn expert_products_match_their_definition_and_rows_keep_their_bits() {
     }
 }
 
+/// Experts of bf16 weights that are multiplied as such, wider than a task's columns and of odd
+/// width: near the definition by what rounding takes, and a token's bits are its own.
+#[test]
+fn bf16_experts_stay_near_their_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(61);
+    let (tokens, hidden, inter, count, top_k) = (23, 51, 137, 5, 2);
+    let weights: Vec<[Stored; 3]> = (0..count)
+        .map(|_| [(); 3].map(|()| Stored::new(exact_values(&mut random, inter * hidden))))
+        .collect();
+    let x = random.normals(tokens * hidden);
+    let rows = Rows::new(&x, hidden);
+    let choices: Vec<moe::Choice> = (0..tokens)
+        .flat_map(|i| [i % (count - 1), i % (count - 1) + 1])
+        .map(|expert| moe::Choice { expert: expert as u32, weight: 0.5 })
+        .collect();
+    // The last expert's weights may be of another type: then all stay f32.
+    for last in [1, 0] {
+        let dtype = |e: usize| if e + 1 == count { last } else { 1 };
+        let experts: Vec<moe::ExpertWeights<Matrix<'_>>> = weights
+            .iter()
+            .enumerate()
+            .map(|(e, [gate, up, down])| moe::ExpertWeights {
+                gate: gate.all(inter, hidden)[dtype(e)],
+                up: up.all(inter, hidden)[dtype(e)],
+                down: down.all(hidden, inter)[dtype(e)],
+            })
+            .collect();
+        let in_panels: Vec<[PackedMatrix; 3]> =
+            experts.iter().map(|e| [e.gate, e.up, e.down].map(packed)).collect();
+        let fast: Vec<_> = in_panels.iter().map(panels_of_expert).collect();
+        let mut expected = poisoned(tokens * hidden);
+        moe::naive::experts(rows, &choices, &experts, RowsMut::new(&mut expected, hidden));
+        for mut cpu in cpus() {
+            cpu.compute = Compute::Bf16;
+            let work = moe::Workspace::new(tokens, top_k, count, hidden, inter);
+            let mut work = work.narrowed(Forms { int8: false, bf16: true }, hidden, inter);
+            work.fill(f32::NAN);
+            let mut out = poisoned(tokens * hidden);
+            moe::experts(&cpu, rows, &choices, &fast, &mut work, RowsMut::new(&mut out, hidden));
+            let off = error(&out, &expected);
+            let is_rounded = last == 1;
+            assert!(off <= 2e-2 && (off > 1e-4) == is_rounded, "{}: {off}", cpu.isa.name());
+            for i in 0..tokens {
+                let mut alone = poisoned(hidden);
+                let row = Rows::new(&x[i * hidden..(i + 1) * hidden], hidden);
+                let own = &choices[i * top_k..(i + 1) * top_k];
+                moe::experts(&cpu, row, own, &fast, &mut work, RowsMut::new(&mut alone, hidden));
+                assert_eq!(alone, out[i * hidden..(i + 1) * hidden], "token {i} alone");
+            }
+        }
+    }
+}
+
 /// A state carried over any cut on the grid, and kept by a snapshot, is the state of one run.
 #[test]
 fn kda_chunks_and_snapshots_do_not_depend_on_where_spans_are_cut() {
@@ -1138,11 +1190,62 @@ fn attention_over_several_segments_matches_its_definition() {
     mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
     for cpu in cpus() {
         let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+        scratch.fill(f32::NAN);
         let mut out = poisoned(last * width);
         let rows = RowsMut::new(&mut out, width);
         let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
         let mut work = mla::Workspace::new(shape, last);
+        work.fill(f32::NAN);
         mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
         assert_close(cpu.isa.name(), &out, &expected, 1e-5);
+    }
+}
+
+/// Heads around a pack and half of one, for one row and for more: which of them go together depends
+/// on the threads, and no bit on that.
+#[test]
+fn absorbed_heads_keep_their_bits_in_packs_of_any_size() {
+    let mut random = Random::new(51);
+    for (heads, rows) in [(1, 1), (8, 5), (9, 1), (16, 2), (17, 3), (33, 1), (33, 6)] {
+        let shape = mla::Shape { heads, nope: 10, rope: 6, value_dim: 12, rank: 20 };
+        let len = 1_100;
+        let latents = random.normals(len * shape.row());
+        let up = random.normals(shape.heads * 22 * shape.rank);
+        let block_bytes = BLOCK_LEN * shape.row() * F32;
+        let tables = reversed_table(len, block_bytes);
+        let mut arena = poisoned_arena(tables.len() * block_bytes);
+        let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
+        span.table = 0..tables.len();
+        let all = Rows::new(&latents, shape.row());
+        write_rows((std::slice::from_ref(&span), &tables), all, shape.row(), &mut arena, 0);
+        let q = random.normals(rows * shape.heads * shape.query());
+        let q = Rows::new(&q, shape.heads * shape.query());
+        let up = Matrix::new(heads * 22, shape.rank, Values::F32(&up));
+        let packed_up = mla::Up::new(shape, up).expect("memory");
+        let spans = [Span { rows, start: len - rows, absorbed_from: 0, ..span }];
+        let spans = Spans::new(&spans, &[], rows, 0);
+        let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
+        let width = shape.heads * shape.value_dim;
+        let mut expected = poisoned(rows * width);
+        let inputs = mla::Inputs { q, up };
+        mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
+        for isa in Isa::available() {
+            let mut first: Option<Vec<f32>> = None;
+            for threads in [1, 2, 3, 7] {
+                let cpu = Cpu::new(isa, threads).expect("threads start");
+                let mut scratch = Scratch::new(threads, mla::scratch_len(shape));
+                scratch.fill(f32::NAN);
+                let mut work = mla::Workspace::new(shape, rows);
+                work.fill(f32::NAN);
+                let mut out = poisoned(rows * width);
+                let inputs = mla::Inputs { q, up: &packed_up };
+                let target = RowsMut::new(&mut out, width);
+                mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, target);
+                let what = format!("{heads} heads, {rows} rows, {}, {threads}", isa.name());
+                assert_close(&what, &out, &expected, 1e-5);
+                let first = first.get_or_insert_with(|| out.clone());
+                assert_eq!(&out, first, "{what} threads");
+            }
+        }
     }
 }

@@ -139,7 +139,8 @@ fn goldens_load_with_progress() {
     }
 }
 
-/// The large matrices are held in 8.5 or 4.5 bits a weight, all others have the values of the files;
+/// The large matrices are held in 8.5 or 4.5 bits a weight, all others have the values of the
+/// files;
 /// a tied head is a quantised copy beside an embedding that is as it was.
 #[test]
 fn large_matrices_are_quantised_and_nothing_else() {

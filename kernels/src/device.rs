@@ -17,6 +17,16 @@ pub enum Compute {
     Bf16,
 }
 
+impl Compute {
+    /// The name people see: `f32` or `bf16`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Compute::F32 => "f32",
+            Compute::Bf16 => "bf16",
+        }
+    }
+}
+
 /// An instruction set and a gang of threads: passed to every fast kernel.
 #[derive(Debug)]
 pub struct Cpu {

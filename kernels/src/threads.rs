@@ -7,7 +7,7 @@
 //!
 //! All gangs of a process share its processors: a worker joins a job only while fewer threads are
 //! in jobs, of any gang, than there are processors. Engines beside each other therefore take turns
-//! with the workers instead of pushing each other off the processors.
+//! with the workers instead of pushing each other off the processors. Callers are not asked.
 //!
 //! Which worker runs a task, and in which order, is chance. An operator must therefore give the
 //! same bits whoever runs its tasks: tasks write disjoint places and share no sum.
@@ -221,7 +221,7 @@ fn work(shared: &Shared, worker: usize) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        let Some(_seat) = Seat::of_worker() else { continue };
+        let Some(_seat) = seat_while_open(&shared.gate) else { continue };
         if !enter(&shared.gate) {
             continue;
         }
@@ -230,6 +230,17 @@ fn work(shared: &Shared, worker: usize) {
         }
         shared.gate.fetch_sub(1, Ordering::Release);
     }
+}
+
+/// A processor for a worker, which it waits for while the job goes on.
+fn seat_while_open(gate: &AtomicU32) -> Option<Seat> {
+    while gate.load(Ordering::Acquire) & OPEN != 0 {
+        if let Some(seat) = Seat::of_worker() {
+            return Some(seat);
+        }
+        thread::yield_now();
+    }
+    None
 }
 
 /// Waits until `epoch` differs from `seen` and returns it.
@@ -397,7 +408,7 @@ mod tests {
             }
         });
         // Callers come without asking.
-        let allowed = processors() + gangs - 1;
+        let allowed = processors() + gangs;
         let most = most.into_inner();
         assert!((2..=allowed).contains(&most), "{most} tasks at once, {allowed} are allowed");
     }

@@ -35,7 +35,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model not loadable or not supported, \
 4 not enough memory, 130 interrupted.
 
-DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni forces an instruction set.";
+DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16 forces an instruction set.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]

@@ -19,7 +19,7 @@ use super::spec::{ModelSpec, Part};
 use super::workspace::{Workspace, rows};
 use crate::weights::Tensor;
 
-/// A model with its weights, ready to run in f32.
+/// A model with its weights, ready to run.
 #[derive(Debug)]
 pub struct Model {
     spec: ModelSpec,

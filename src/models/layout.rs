@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! slot:  | S of recurrent layer 0 | window | S of layer 1 | window | ... | last hidden row |
-//! block: | attention layer 0: 64 rows | attention layer 1: 64 rows | ... |
+//! block: | attention layer 0: 64 tokens | attention layer 1: 64 tokens | ... |
 //! ```
 //!
 //! `S` is f32 `[head][value][key]`; a window is `[width - 1][channels]` raw rows, oldest first; the
 //! hidden row is the last position's, after the final norm. Every part is padded to 64 bytes. A
-//! block holds `[64][rank + rope]` of an MLA layer, `K [heads][64][dim]` then `V` of a GQA layer.
+//! block holds `[64][rank + rope]` of an MLA layer, `K [heads][dim][64]`, then
+//! `V [heads][64][dim]`, of a GQA layer.
 //! A model without recurrent layers has slots of zero bytes.
 
 use kernels::pack::{PART_ALIGN, Part};

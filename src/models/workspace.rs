@@ -45,7 +45,7 @@ pub struct Workspace {
     pub(super) scratch: Scratch,
     pub(super) tasks: Vec<(usize, Range<usize>)>,
     pub(super) mla: mla::Workspace,
-    /// Rows that quantised weights multiply.
+    /// The rows that products multiply, in fewer bits.
     pub(super) narrowed: NarrowRows,
     /// Angles of the batch's rows, for each rotation the model has.
     pub(super) angles: Vec<(Rope, Vec<f32>)>,
@@ -112,7 +112,9 @@ impl Workspace {
         let values = most_rows.saturating_mul(row).saturating_add(logits);
         let values = values.saturating_add(threads.saturating_mul(w.scratch));
         let values = values.saturating_add(w.mla.map_or(0, mla::Workspace::len));
-        values.saturating_mul(size_of::<f32>()).saturating_add(w.narrow_bytes(most_rows, spec))
+        values
+            .saturating_mul(size_of::<f32>())
+            .saturating_add(w.narrow_bytes(most_rows, logit_rows, spec))
     }
 
     /// Overwrites every buffer with not-a-number, so that a test sees whatever relies on old
@@ -239,10 +241,12 @@ impl Widths {
     }
 
     /// Bytes of rows in fewer bits, those of experts' pairs with them.
-    fn narrow_bytes(&self, rows: usize, spec: &ModelSpec) -> usize {
+    fn narrow_bytes(&self, rows: usize, logit_rows: usize, spec: &ModelSpec) -> usize {
         let pairs = rows.saturating_mul(self.top_k);
         let bytes = |rows: usize, width: usize| NarrowRows::bytes(spec.forms(), rows, width);
-        bytes(rows, self.inputs(spec))
+        // The head may multiply more rows than a layer.
+        let of_rows = bytes(rows, self.inputs(spec)).max(bytes(logit_rows, spec.hidden));
+        of_rows
             .saturating_add(bytes(pairs, spec.hidden))
             .saturating_add(bytes(pairs, self.expert_inter))
     }

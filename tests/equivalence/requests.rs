@@ -20,8 +20,8 @@ pub(super) fn models() -> Vec<String> {
     embedded.into_iter().chain(MODELS).map(str::to_owned).collect()
 }
 
-/// The files of `model`, of `model+q8` with its weights quantised, or of `model+bf16` whose products
-/// are to be computed in bf16.
+/// The files of `model`, of `model+q8` with its weights quantised, or of `model+bf16` whose
+/// products are to be computed in bf16.
 pub(super) fn open(model: &str) -> ModelFiles {
     let (name, how) = model.split_once('+').unwrap_or((model, ""));
     let mut files = match name {

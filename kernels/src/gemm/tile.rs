@@ -1,6 +1,6 @@
 //! The two inner products everything else is made of, on raw strided arrays, for one thread.
 //!
-//! [`Nt`]: both operands have the summed index contiguous (keys as cached). The
+//! [`Nt`]: both operands have the summed index contiguous (rows of KDA's chunks). The
 //! sum runs over `k` in lanes: lane `l` adds the products at `l, l + LANES, ...` in order, then the
 //! lanes are added in a fixed order. [`Nn`]: the second operand has the output index contiguous
 //! (values as cached, the delta rows of KDA). Each output adds its products in order of `k`.

@@ -141,7 +141,7 @@ pub fn experts(
     work.sort(choices);
     let pairs = choices.len();
     let pair_of = work.pair_of[..pairs].iter().enumerate();
-    let form = Form::of(cpu, &weights[0].gate);
+    let form = Form::of(cpu, weights);
     let per_row = form.per_row(hidden);
     let x = match form {
         Form::Stored => {
@@ -205,13 +205,17 @@ enum Form {
 }
 
 impl Form {
-    fn of(cpu: &Cpu, w: &Panels<'_>) -> Form {
-        match w {
+    /// Experts are quantised all or none, and rounded to bf16 only where all their weights are.
+    fn of(cpu: &Cpu, experts: &[ExpertWeights<Panels<'_>>]) -> Form {
+        let is_bf16 = |w| matches!(w, Panels::Stored(w) if matches!(w.values(), Values::Bf16(_)));
+        match experts[0].gate {
             Panels::Quantized(_) => Form::Int8,
-            Panels::Stored(w) => match w.values() {
-                Values::Bf16(_) if cpu.compute == Compute::Bf16 => Form::Bf16,
-                _ => Form::Stored,
-            },
+            Panels::Stored(_) if cpu.compute == Compute::F32 => Form::Stored,
+            Panels::Stored(_) => {
+                let are_bf16 =
+                    experts.iter().all(|e| [e.gate, e.up, e.down].into_iter().all(is_bf16));
+                if are_bf16 { Form::Bf16 } else { Form::Stored }
+            }
         }
     }
 

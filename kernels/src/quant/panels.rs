@@ -18,10 +18,11 @@ impl<'a> QuantizedPanels<'a> {
     /// A view of `bytes`, in panels, as a matrix of `rows` outputs and `cols` inputs.
     ///
     /// # Panics
-    /// When their number is not [`Quantization::bytes`].
+    /// When their number is not [`Quantization::bytes`], or scales would not be aligned.
     pub fn new(quantization: Quantization, rows: usize, cols: usize, bytes: &'a [u8]) -> Self {
         let len = quantization.bytes(rows, cols);
         assert_eq!(bytes.len(), len, "a [{rows}, {cols}] matrix in panels");
+        assert!(bytes.as_ptr().cast::<f16>().is_aligned(), "scales at odd bytes");
         QuantizedPanels { quantization, rows, cols, bytes }
     }
 

@@ -114,7 +114,7 @@ fn largest(w: &[f32; GROUP_LEN]) -> f32 {
     best
 }
 
-/// Whole numbers; zeros where the scale is zero or not a number.
+/// Whole numbers; where the scale is zero or not a number they do not matter.
 #[inline(always)]
 fn values(w: &[f32; GROUP_LEN], scale: f16, least: f32, most: f32) -> [f32; GROUP_LEN] {
     let scale = scale.to_f32();

@@ -139,6 +139,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         threads,
         rounds,
         quantize: common.weights.quantization().map(Quantization::as_str),
+        compute: common.compute.resolve(isa).as_str(),
         weights_bytes: weights.stored,
         weights_held_bytes: weights.held,
         pool_bytes: limits.device.arena_bytes(),

@@ -21,6 +21,8 @@ pub struct Report {
     pub rounds: usize,
     /// How large matrices are quantised, where they are.
     pub quantize: Option<&'static str>,
+    /// How bf16 weights are multiplied.
+    pub compute: &'static str,
     /// Weights as their files store them.
     pub weights_bytes: usize,
     /// Weights in memory.
@@ -90,6 +92,7 @@ impl fmt::Display for Report {
             Some(quantize) => writeln!(f, " ({quantize})")?,
             None => writeln!(f)?,
         }
+        writeln!(f, "products   of bf16 weights in {}", self.compute)?;
         let peak = self.peak_rss_bytes.map_or("unknown".to_owned(), grouped);
         writeln!(f, "memory     pools {} bytes, peak {peak} bytes", grouped(self.pool_bytes))?;
         writeln!(f, "threads    {}; {} rounds\n", self.threads, self.rounds)?;
