@@ -582,6 +582,28 @@ fn packed(matrix: Matrix<'_>) -> PackedMatrix {
     PackedMatrix::new(matrix).expect("memory")
 }
 
+/// `out` is `rows` times `w`: added to `start` it is their sum, and each row alone gives the same.
+fn check_added_and_alone(
+    what: &str,
+    cpu: &Cpu,
+    (rows, w): (Rows<'_>, Panels<'_>),
+    work: &mut NarrowRows,
+    start: &[f32],
+    out: &[f32],
+) {
+    let n = w.rows();
+    let mut sum = start.to_vec();
+    gemm::gemm_add(cpu, rows, w, work, RowsMut::new(&mut sum, n));
+    let added: Vec<f32> = start.iter().zip(out).map(|(a, b)| a + b).collect();
+    assert_eq!(sum, added, "{what}, added");
+    for (i, expected) in out.chunks_exact(n).enumerate() {
+        let mut alone = poisoned(n);
+        let row = Rows::new(rows.row(i), rows.width());
+        gemm::gemm(cpu, row, w, work, RowsMut::new(&mut alone, n));
+        assert_eq!(alone, expected, "{what}, row {i} alone");
+    }
+}
+
 /// Ragged sizes around every tile and panel, every storage type; a row's bits do not depend on its
 /// company.
 #[test]
@@ -604,16 +626,7 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
                 let work = &mut NarrowRows::default();
                 gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
                 assert_close(&what, &out, &expected, 1e-5);
-                let mut sum = start.clone();
-                gemm::gemm_add(&cpu, rows, w, work, RowsMut::new(&mut sum, n));
-                let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
-                assert_eq!(sum, added, "{what}, added");
-                for i in 0..m {
-                    let mut alone = poisoned(n);
-                    let row = Rows::new(&x[i * k..(i + 1) * k], k);
-                    gemm::gemm(&cpu, row, w, work, RowsMut::new(&mut alone, n));
-                    assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
-                }
+                check_added_and_alone(&what, &cpu, (rows, w), work, &start, &out);
             }
         }
     }
@@ -645,16 +658,7 @@ fn bf16_products_match_their_definition_and_rows_keep_their_bits() {
             let mut out = poisoned(m * n);
             gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
             assert_close(&what, &out, &expected, 1e-5);
-            let mut sum = start.clone();
-            gemm::gemm_add(&cpu, rows, w, work, RowsMut::new(&mut sum, n));
-            let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
-            assert_eq!(sum, added, "{what}, added");
-            for i in 0..m {
-                let mut alone = poisoned(n);
-                let row = Rows::new(&x[i * k..(i + 1) * k], k);
-                gemm::gemm(&cpu, row, w, work, RowsMut::new(&mut alone, n));
-                assert_eq!(alone, out[i * n..(i + 1) * n], "{what}, row {i} alone");
-            }
+            check_added_and_alone(&what, &cpu, (rows, w), work, &start, &out);
             let mut broken = x.clone();
             broken[(m - 1) * k] = f32::NAN;
             let rows = Rows::new(&broken, k);
@@ -720,16 +724,7 @@ fn quantised_products_have_the_bits_of_their_definition() {
                     let (w, mut out) = (packed.panels(), poisoned(m * n));
                     gemm::gemm(&cpu, rows, w, &mut work, RowsMut::new(&mut out, n));
                     assert_eq!(out, expected, "{what}");
-                    let mut sum = start.clone();
-                    gemm::gemm_add(&cpu, rows, w, &mut work, RowsMut::new(&mut sum, n));
-                    let added: Vec<f32> = start.iter().zip(&out).map(|(a, b)| a + b).collect();
-                    assert_eq!(sum, added, "{what}, added");
-                    for row in [0, m / 2, m - 1] {
-                        let mut alone = poisoned(n);
-                        let x = Rows::new(&x[row * k..(row + 1) * k], k);
-                        gemm::gemm(&cpu, x, w, &mut work, RowsMut::new(&mut alone, n));
-                        assert_eq!(alone, out[row * n..(row + 1) * n], "{what}, row {row} alone");
-                    }
+                    check_added_and_alone(&what, &cpu, (rows, w), &mut work, &start, &out);
                 }
             }
         }

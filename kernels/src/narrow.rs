@@ -51,20 +51,12 @@ impl NarrowRows {
 
     /// Groups for `rows` rows of `width` values, to write.
     pub(crate) fn reserve_groups(&mut self, rows: usize, width: usize) -> &mut [Group] {
-        let len = rows * width.div_ceil(GROUP_LEN);
-        if self.groups.len() < len {
-            self.groups.resize(len, Group::default());
-        }
-        &mut self.groups[..len]
+        reserve(&mut self.groups, rows * width.div_ceil(GROUP_LEN))
     }
 
     /// Pairs for `rows` rows of `width` values, to write.
     pub(crate) fn reserve_pairs(&mut self, rows: usize, width: usize) -> &mut [Pair] {
-        let len = rows * width.div_ceil(2);
-        if self.pairs.len() < len {
-            self.pairs.resize(len, Pair::default());
-        }
-        &mut self.pairs[..len]
+        reserve(&mut self.pairs, rows * width.div_ceil(2))
     }
 
     /// The rows of `x`, quantised: whole groups for each, row after row.
@@ -80,6 +72,13 @@ impl NarrowRows {
         each_row(cpu, x, pairs, |x, pairs| round_row(cpu, x, pairs));
         &*pairs
     }
+}
+
+fn reserve<T: Clone + Default>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
+    if memory.len() < len {
+        memory.resize(len, T::default());
+    }
+    &mut memory[..len]
 }
 
 fn lengths(forms: Forms, rows: usize, width: usize) -> (usize, usize) {

@@ -42,7 +42,7 @@ impl<'a> Paged<'a> {
 }
 
 /// Writes the rows of every span to their places: `rows` is `[rows][groups * width]`, a block holds
-/// `[group][64][width]`, starting `from` values after the layer's start.
+/// `[group][64][width]`, `at` bytes after its start.
 ///
 /// Attention reads what was written, the current span's rows too, so this comes first.
 ///
@@ -55,18 +55,12 @@ pub fn write_rows(
     arena: &mut Arena,
     at: usize,
 ) {
-    for span in spans {
-        let table = &tables[span.table.clone()];
-        for r in 0..span.rows {
-            let position = span.start + r;
-            let block = table[position / BLOCK_LEN] + at;
-            for (group, values) in rows.row(span.first_row + r).chunks_exact(width).enumerate() {
-                let place = (group * BLOCK_LEN + position % BLOCK_LEN) * width;
-                let place = block + place * size_of::<f32>();
-                arena.f32s_mut(place, width).copy_from_slice(values);
-            }
+    for_each_row((spans, tables), rows, |block, place, row| {
+        for (group, values) in row.chunks_exact(width).enumerate() {
+            let place = (group * BLOCK_LEN + place) * width * size_of::<f32>();
+            arena.f32s_mut(block + at + place, width).copy_from_slice(values);
         }
-    }
+    });
 }
 
 /// As [`write_rows`], for a block that holds `[width][64]`.
@@ -79,16 +73,26 @@ pub fn write_columns(
     arena: &mut Arena,
     at: usize,
 ) {
+    for_each_row((spans, tables), rows, |block, place, row| {
+        let columns = arena.f32s_mut(block + at, row.len() * BLOCK_LEN);
+        for (value, column) in row.iter().zip(columns.chunks_exact_mut(BLOCK_LEN)) {
+            column[place] = *value;
+        }
+    });
+}
+
+/// Calls `write` with each row of every span: the offset of its block, its place there, the row.
+fn for_each_row(
+    (spans, tables): (&[Span], &[usize]),
+    rows: Rows<'_>,
+    mut write: impl FnMut(usize, usize, &[f32]),
+) {
     for span in spans {
         let table = &tables[span.table.clone()];
         for r in 0..span.rows {
             let position = span.start + r;
-            let block = table[position / BLOCK_LEN] + at;
-            let values = rows.row(span.first_row + r);
-            let columns = arena.f32s_mut(block, values.len() * BLOCK_LEN);
-            for (value, column) in values.iter().zip(columns.chunks_exact_mut(BLOCK_LEN)) {
-                column[position % BLOCK_LEN] = *value;
-            }
+            let row = rows.row(span.first_row + r);
+            write(table[position / BLOCK_LEN], position % BLOCK_LEN, row);
         }
     }
 }

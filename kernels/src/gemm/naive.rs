@@ -1,10 +1,9 @@
 //! The definition: one sum per output, inputs in order.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::matrix::{Matrix, Values};
 use crate::rows::{Rows, RowsMut};
-use crate::simd::Element;
 
 /// `out = x wᵀ`.
 ///
@@ -12,9 +11,9 @@ use crate::simd::Element;
 /// When the shapes do not fit.
 pub fn gemm(x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
     match w.values {
-        Values::F32(values) => product(x, values, out),
-        Values::Bf16(values) => product(x, values, out),
-        Values::F16(values) => product(x, values, out),
+        Values::F32(values) => product(x, values, out, |w| w),
+        Values::Bf16(values) => product(x, values, out, bf16::to_f32),
+        Values::F16(values) => product(x, values, out, f16::to_f32),
     }
 }
 
@@ -29,12 +28,12 @@ pub fn gemm_bf16(x: Rows<'_>, w: Matrix<'_>, out: RowsMut<'_>) {
     gemm(Rows::new(&values, x.width()), w, out);
 }
 
-fn product<E: Element>(x: Rows<'_>, w: &[E], mut out: RowsMut<'_>) {
+fn product<E: Copy>(x: Rows<'_>, w: &[E], mut out: RowsMut<'_>, widen: fn(E) -> f32) {
     let k = x.width();
     assert_eq!((x.count(), w.len()), (out.count(), out.width() * k));
     for i in 0..x.count() {
         for (y, w) in out.row(i).iter_mut().zip(w.chunks_exact(k)) {
-            *y = x.row(i).iter().zip(w).map(|(x, w)| x * w.widen()).sum();
+            *y = x.row(i).iter().zip(w).map(|(x, w)| x * widen(*w)).sum();
         }
     }
 }

@@ -87,16 +87,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for reads of `n` values.
     unsafe fn load_head(self, p: *const f32, n: usize) -> Self::V;
-    /// `LANES` values at `p`, widened.
-    ///
-    /// # Safety
-    /// As [`Simd::load`].
-    unsafe fn load_bf16(self, p: *const bf16) -> Self::V;
-    /// The first `n < LANES` lanes from `p`, widened, the rest zero.
-    ///
-    /// # Safety
-    /// As [`Simd::load_head`].
-    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V;
     /// `LANES` pairs at `p`, widened: the first of each, and the second of each.
     ///
     /// # Safety
@@ -107,11 +97,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// As [`Simd::load`].
     unsafe fn load_f16(self, p: *const f16) -> Self::V;
-    /// The first `n < LANES` lanes from `p`, widened, the rest zero.
-    ///
-    /// # Safety
-    /// As [`Simd::load_head`].
-    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> Self::V;
     /// Writes all lanes to `p`.
     ///
     /// # Safety
@@ -278,49 +263,6 @@ pub trait Int8: Copy {
     /// `x_sum` together.
     fn total_u4(self, sum: Self::I, x_sum: i32) -> <Self::Floats as Simd>::V;
 }
-
-/// A stored value that can be loaded as `f32` lanes.
-pub trait Element: Copy + Send + Sync + 'static {
-    /// `LANES` values at `p`.
-    ///
-    /// # Safety
-    /// As [`Simd::load`].
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
-    /// The first `n < LANES` lanes from `p`, the rest zero.
-    ///
-    /// # Safety
-    /// As [`Simd::load_head`].
-    unsafe fn load_head<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
-    /// The value as `f32`.
-    fn widen(self) -> f32;
-}
-
-macro_rules! element {
-    ($type:ty, $load:ident, $load_head:ident, $widen:expr) => {
-        impl Element for $type {
-            #[inline(always)]
-            unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V {
-                // SAFETY: the caller's promise is that of the function called.
-                unsafe { s.$load(p) }
-            }
-
-            #[inline(always)]
-            unsafe fn load_head<S: Simd>(s: S, p: *const Self, n: usize) -> S::V {
-                // SAFETY: the caller's promise is that of the function called.
-                unsafe { s.$load_head(p, n) }
-            }
-
-            #[inline(always)]
-            fn widen(self) -> f32 {
-                $widen(self)
-            }
-        }
-    };
-}
-
-element!(f32, load, load_head, |x: f32| x);
-element!(bf16, load_bf16, load_bf16_head, bf16::to_f32);
-element!(f16, load_f16, load_f16_head, f16::to_f32);
 
 /// The first `n <= LANES` values of `x` as lanes, the rest zero.
 #[inline(always)]

@@ -67,12 +67,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const bf16) -> Self::V {
-        // SAFETY: the caller vouches for LANES values.
-        lanes!(i => unsafe { *p.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16_pairs(self, p: *const bf16) -> (Self::V, Self::V) {
         // SAFETY: the caller vouches for 2 * LANES values.
         unsafe {
@@ -81,21 +75,9 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> Self::V {
-        // SAFETY: only lanes below n, which the caller vouches for, are read.
-        lanes!(i => if i < n { unsafe { *p.add(i) }.to_f32() } else { 0.0 })
-    }
-
-    #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> Self::V {
         // SAFETY: the caller vouches for LANES values.
         lanes!(i => unsafe { *p.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> Self::V {
-        // SAFETY: only lanes below n, which the caller vouches for, are read.
-        lanes!(i => if i < n { unsafe { *p.add(i) }.to_f32() } else { 0.0 })
     }
 
     #[inline(always)]

@@ -113,13 +113,14 @@ fn a_value_gives_the_same_bits_in_any_lane_and_any_tail() {
     }
 }
 
-/// Loads of narrow values, whole and partial, and the sums over lanes.
-struct Loads<'a, E> {
-    x: &'a [E],
-    out: &'a mut Vec<f32>,
+/// Loads of values, whole and partial, and the sums over lanes; loads of narrow values.
+struct Loads<'a> {
+    x: &'a [f32],
+    bf16s: &'a [bf16],
+    f16s: &'a [f16],
 }
 
-impl<E: Element> Kernel for Loads<'_, E> {
+impl Kernel for Loads<'_> {
     type Out = ();
 
     #[inline(always)]
@@ -128,32 +129,36 @@ impl<E: Element> Kernel for Loads<'_, E> {
         for n in 0..=S::LANES {
             let p = self.x.as_ptr();
             // SAFETY: the test passes at least 16 values.
-            let v = unsafe { if n == S::LANES { E::load(s, p) } else { E::load_head(s, p, n) } };
+            let v = unsafe { if n == S::LANES { s.load(p) } else { s.load_head(p, n) } };
             // SAFETY: `lanes` has LANES values.
             unsafe { s.store(lanes.as_mut_ptr(), v) };
             for (i, lane) in lanes.iter().enumerate() {
-                assert_eq!(*lane, if i < n { self.x[i].widen() } else { 0.0 });
+                assert_eq!(*lane, if i < n { self.x[i] } else { 0.0 });
             }
             let total: f32 = lanes.iter().sum();
             assert!((s.sum(v) - total).abs() <= 1e-5 * total.abs());
             let best = lanes.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert_eq!(s.max_lane(v), best);
-            self.out.push(total);
+        }
+        // SAFETY: the test passes 16 f16 values and 16 pairs of bf16 values.
+        let (f16s, (first, second)) =
+            unsafe { (s.load_f16(self.f16s.as_ptr()), s.load_bf16_pairs(self.bf16s.as_ptr())) };
+        for (v, step, from) in [(f16s, 1, 0), (first, 2, 0), (second, 2, 1)] {
+            // SAFETY: `lanes` has LANES values.
+            unsafe { s.store(lanes.as_mut_ptr(), v) };
+            let expected = self.x[from..].iter().step_by(step);
+            assert!(lanes.iter().zip(expected).all(|(lane, x)| lane == x));
         }
     }
 }
 
 #[test]
-fn narrow_values_widen_exactly_in_whole_and_partial_loads() {
-    let wide: Vec<f32> = (0..16).map(|i| 1.5 + i as f32 * 0.25).collect();
-    let bf: Vec<bf16> = wide.iter().map(|x| bf16::from_f32(*x)).collect();
-    let half: Vec<f16> = wide.iter().map(|x| f16::from_f32(*x)).collect();
+fn values_load_whole_and_in_part_and_narrow_ones_widen_exactly() {
+    let wide: Vec<f32> = (0..32).map(|i| 1.5 + i as f32 * 0.25).collect();
+    let bf16s: Vec<bf16> = wide.iter().map(|x| bf16::from_f32(*x)).collect();
+    let f16s: Vec<f16> = wide.iter().map(|x| f16::from_f32(*x)).collect();
     for isa in Isa::available() {
-        let (mut a, mut b, mut c) = (Vec::new(), Vec::new(), Vec::new());
-        isa.run(Loads { x: &wide, out: &mut a });
-        isa.run(Loads { x: &bf, out: &mut b });
-        isa.run(Loads { x: &half, out: &mut c });
-        assert!(a == b && b == c && a.len() > 8);
+        isa.run(Loads { x: &wide, bf16s: &bf16s, f16s: &f16s });
     }
 }
 

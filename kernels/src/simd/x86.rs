@@ -35,27 +35,6 @@ fn head8(n: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(8 - (n & 7)).cast()) }
 }
 
-/// The first `n < 8` values at `p` in an array of eight, the rest zero.
-///
-/// # Safety
-/// `p` is valid for reads of `n` values.
-#[inline(always)]
-unsafe fn head_u16(p: *const u16, n: usize) -> [u16; 8] {
-    let mut out = [0; 8];
-    for (i, x) in out.iter_mut().enumerate().take(n) {
-        // SAFETY: i < n, which the caller vouches for.
-        *x = unsafe { *p.add(i) };
-    }
-    out
-}
-
-/// `f32` lanes from eight bf16 patterns: the pattern is the upper half of the value.
-#[inline(always)]
-fn widen_bf16_8(bits: __m128i) -> __m256 {
-    // SAFETY: the set is there.
-    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))) }
-}
-
 /// Sum of eight lanes: halves, then quarters, then pairs.
 #[inline(always)]
 fn sum8(v: __m256) -> f32 {
@@ -197,12 +176,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
-        // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
-        widen_bf16_8(unsafe { _mm_loadu_si128(p.cast()) })
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16_pairs(self, p: *const bf16) -> (__m256, __m256) {
         // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
         unsafe {
@@ -213,21 +186,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> __m256 {
-        // SAFETY: the caller vouches for n values; the set is there.
-        widen_bf16_8(unsafe { _mm_loadu_si128(head_u16(p.cast(), n).as_ptr().cast()) })
-    }
-
-    #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m256 {
         // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> __m256 {
-        // SAFETY: the caller vouches for n values; the set is there.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(head_u16(p.cast(), n).as_ptr().cast())) }
     }
 
     #[inline(always)]
@@ -381,12 +342,6 @@ fn head16(n: usize) -> __mmask16 {
     (1u16 << (n & 15)) - 1
 }
 
-#[inline(always)]
-fn widen_bf16_16(bits: __m256i) -> __m512 {
-    // SAFETY: the set is there.
-    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))) }
-}
-
 /// The lower eight lanes plus the upper eight.
 #[inline(always)]
 fn folded(v: __m512) -> __m256 {
@@ -472,12 +427,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
-        // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
-        widen_bf16_16(unsafe { _mm256_loadu_si256(p.cast()) })
-    }
-
-    #[inline(always)]
     unsafe fn load_bf16_pairs(self, p: *const bf16) -> (__m512, __m512) {
         // SAFETY: the caller vouches for 32 values of 2 bytes; the set is there.
         unsafe {
@@ -488,21 +437,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_head(self, p: *const bf16, n: usize) -> __m512 {
-        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
-        widen_bf16_16(unsafe { _mm256_maskz_loadu_epi16(head16(n), p.cast()) })
-    }
-
-    #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m512 {
         // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16_head(self, p: *const f16, n: usize) -> __m512 {
-        // SAFETY: masked lanes are not read, the caller vouches for n; the set is there.
-        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(head16(n), p.cast())) }
     }
 
     #[inline(always)]
