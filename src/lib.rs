@@ -31,6 +31,7 @@ pub mod inspect;
 pub mod models;
 pub mod request;
 pub mod scheduler;
+pub mod server;
 pub mod simulate;
 pub mod text;
 pub mod weights;

@@ -57,6 +57,17 @@ pub enum CliError {
     /// Standard output could not be written.
     #[error("standard output: {0}")]
     Output(io::Error),
+    /// A server cannot listen there.
+    #[error("{place}: {source}")]
+    Listen {
+        /// Address and port, or the path of a socket.
+        place: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A server ended before all it served had been answered.
+    #[error("{0} answers were cut short")]
+    Cut(usize),
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -66,8 +77,8 @@ impl CliError {
     /// Exit code of wrong usage.
     pub const USAGE: u8 = 2;
 
-    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 130 interrupted. A reader that closed
-    /// the pipe is no failure.
+    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening there,
+    /// 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
     pub fn exit_code(&self) -> u8 {
         match self {
             CliError::Usage(_) => CliError::USAGE,
@@ -95,6 +106,11 @@ impl CliError {
             },
             CliError::Output(error) => pipe_code(error),
             CliError::File { .. } | CliError::Failed(_) => 1,
+            CliError::Listen { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => 5,
+                _ => 74,
+            },
+            CliError::Cut(_) => 75,
             CliError::Interrupted => 130,
         }
     }

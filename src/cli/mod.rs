@@ -14,6 +14,7 @@ mod loading;
 mod output;
 mod prompt;
 mod score;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -33,7 +34,7 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model not loadable or not supported, \
-4 not enough memory, 130 interrupted.
+4 not enough memory, 5 address in use, 74 no listening there, 75 answers cut short, 130 interrupted.
 
 DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16 forces an instruction set.";
 
@@ -44,6 +45,8 @@ pub enum Command {
     Generate(generate::GenerateArgs),
     /// Run a file of requests, many at once.
     Batch(batch::BatchArgs),
+    /// Serve the model over HTTP, to the clients of OpenAI's and Anthropic's APIs.
+    Serve(serve::ServeArgs),
     /// Tell how likely a text is: log-probabilities, perplexity, bits per byte.
     Score(score::ScoreArgs),
     /// Show a model's layers, its bytes of state, and how many sequences fit in memory.
@@ -83,6 +86,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
     match cli.command {
         Command::Generate(args) => generate::run(&args, isa),
         Command::Batch(args) => batch::run(&args, isa),
+        Command::Serve(args) => serve::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
         Command::Bench(args) => bench::run(&args, isa),

@@ -48,6 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 pub use self::core::{EngineStats, RequestId};
 pub use builder::EngineBuilder;
@@ -56,6 +57,9 @@ pub use error::EngineError;
 pub use handle::{Events, Handle};
 pub use limits::EngineLimits;
 pub use score::Scorer;
+pub use state_pool::{PoolLayout, PoolStats};
+
+pub use crate::scheduler::Refused;
 
 use self::core::Core;
 use door::Door;
@@ -133,6 +137,18 @@ impl Engine {
         if self.commands.send(Command::Drain(done)).is_ok() {
             let _ = wait.recv();
         }
+    }
+
+    /// Gives back what is kept for later requests, before the next step; does not wait.
+    pub fn clear_prefix_cache(&self) {
+        let _ = self.commands.send(Command::ClearPrefixCache);
+    }
+
+    /// How long it has had work and ended no step: zero while it has none. None when its thread
+    /// has ended.
+    pub fn pulse(&self) -> Option<Duration> {
+        let runs = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        runs.then(|| self.desk.silence())
     }
 
     /// What was done so far and is held, as of the last step. Does not wait.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use async_channel::Sender as EventSender;
 
@@ -19,6 +20,8 @@ pub(super) enum Command {
     Cancel(RequestId),
     /// Cancel all.
     CancelAll,
+    /// Give back what is kept for later requests.
+    ClearPrefixCache,
     /// Tell when nothing is left.
     Drain(Sender<()>),
     /// Cancel all and end.
@@ -32,11 +35,23 @@ pub(super) struct Desk {
     /// Whether requests are taken. Held for reading while one is sent, so that none is sent after
     /// the engine was told to drain.
     open: RwLock<bool>,
+    /// When the thread last got on with its work; none while it has none.
+    beat: Mutex<Option<Instant>>,
 }
 
 impl Desk {
     pub(super) fn new(stats: EngineStats) -> Desk {
-        Desk { stats: Mutex::new(stats), open: RwLock::new(true) }
+        Desk { stats: Mutex::new(stats), open: RwLock::new(true), beat: Mutex::new(None) }
+    }
+
+    /// How long the thread has had work and ended no step.
+    pub(super) fn silence(&self) -> Duration {
+        let beat = *self.beat.lock().unwrap_or_else(PoisonError::into_inner);
+        beat.map_or(Duration::ZERO, |beat| beat.elapsed())
+    }
+
+    fn set_beat(&self, beat: Option<Instant>) {
+        *self.beat.lock().unwrap_or_else(PoisonError::into_inner) = beat;
     }
 
     pub(super) fn stats(&self) -> EngineStats {
@@ -106,7 +121,10 @@ impl<E: Executor> Loop<E> {
                 for done in self.drains.drain(..) {
                     let _ = done.send(());
                 }
-                self.commands.recv().map_err(|_| TryRecvError::Disconnected)
+                self.desk.set_beat(None);
+                let command = self.commands.recv().map_err(|_| TryRecvError::Disconnected);
+                self.desk.set_beat(Some(Instant::now()));
+                command
             } else {
                 self.commands.try_recv()
             };
@@ -117,6 +135,10 @@ impl<E: Executor> Loop<E> {
                 }
                 Ok(Command::Cancel(id)) => self.core.cancel(id),
                 Ok(Command::CancelAll) => self.core.cancel_all(),
+                Ok(Command::ClearPrefixCache) => {
+                    self.core.clear_prefix_cache();
+                    self.tell_stats();
+                }
                 Ok(Command::Drain(done)) => self.drains.push(done),
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
                 Err(TryRecvError::Empty) => return true,
@@ -130,6 +152,7 @@ impl<E: Executor> Loop<E> {
 
     fn step(&mut self) {
         let events = self.core.step();
+        self.desk.set_beat(Some(Instant::now()));
         self.tell_stats();
         for (id, event) in events {
             let listener = self.listeners.get_mut(&id).expect("a request has a listener");

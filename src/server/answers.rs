@@ -1,0 +1,243 @@
+//! What is heard of a request, whatever the shape its answers get.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::Stream;
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, timeout_at};
+
+use super::app::Live;
+use super::error::ApiError;
+use crate::request::{Event, Figures, FinishReason, StopCause};
+
+/// How long a request may take.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Patience {
+    /// From its arrival to its first token.
+    pub queue: Option<Duration>,
+    /// From its arrival to its end.
+    pub total: Option<Duration>,
+}
+
+/// The answers of one request in the making.
+#[derive(Debug)]
+pub struct Answers {
+    live: Live,
+    patience: Patience,
+    /// The request was ended because its time was over.
+    is_late: bool,
+    /// The first event, which was waited for before the answer's headers were sent.
+    first: Option<Event>,
+    has_begun: bool,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated so far, of all choices.
+    pub generated_tokens: usize,
+    /// What the choices that have ended cost.
+    pub figures: Vec<Figures>,
+}
+
+impl Answers {
+    /// The answers of `live`, whose prompt has `prompt_tokens` tokens.
+    pub fn new(live: Live, prompt_tokens: usize, patience: Patience) -> Answers {
+        Answers {
+            live,
+            patience,
+            is_late: false,
+            first: None,
+            has_begun: false,
+            prompt_tokens,
+            generated_tokens: 0,
+            figures: Vec::new(),
+        }
+    }
+
+    /// Waits for the first event, for `patience` at most: until then a request can still be
+    /// answered with an error of its own status.
+    ///
+    /// # Errors
+    /// When it has failed or waited too long already.
+    pub async fn begin(&mut self, patience: Duration) -> Result<(), ApiError> {
+        let until = Instant::now() + patience;
+        let Ok(event) = timeout_at(until, self.next()).await else { return Ok(()) };
+        if let Some(event) = event.transpose()? {
+            if let Some(error) = failure(&event) {
+                return Err(error);
+            }
+            self.generated_tokens -= usize::from(event.token.is_some());
+            if event.finish.is_some() {
+                self.figures.pop();
+            }
+            self.first = Some(event);
+        }
+        Ok(())
+    }
+
+    /// The next event; none when all choices have ended.
+    ///
+    /// # Errors
+    /// When the first token was waited for too long.
+    pub async fn next(&mut self) -> Option<Result<Event, ApiError>> {
+        let event = match self.first.take() {
+            Some(event) => Some(event),
+            None => match self.hear().await {
+                Ok(event) => event,
+                Err(error) => return Some(Err(error)),
+            },
+        }?;
+        if !self.has_begun {
+            self.has_begun = true;
+            self.live.place.prompt_is_done();
+        }
+        self.generated_tokens += usize::from(event.token.is_some());
+        if let Some(finish) = &event.finish {
+            self.figures.push(finish.figures);
+        }
+        Some(Ok(event))
+    }
+
+    async fn hear(&mut self) -> Result<Option<Event>, ApiError> {
+        let since = Instant::from_std(self.live.place.since());
+        loop {
+            let queue = self.patience.queue.filter(|_| !self.has_begun);
+            let limit = [queue, self.patience.total].into_iter().flatten().min();
+            let Some(limit) = limit.filter(|_| !self.is_late) else {
+                return Ok(self.event().await);
+            };
+            match timeout_at(since + limit, self.event()).await {
+                Ok(event) => return Ok(event),
+                Err(_) if self.patience.total.is_none_or(|total| limit < total) => {
+                    self.live.handle.cancel();
+                    let message = format!("not begun after {} ms", limit.as_millis());
+                    let after = Duration::from_secs(1);
+                    return Err(ApiError::overloaded("queue_timeout", message, after));
+                }
+                Err(_) => {
+                    self.is_late = true;
+                    self.live.handle.cancel();
+                }
+            }
+        }
+    }
+
+    async fn event(&mut self) -> Option<Event> {
+        poll_fn(|context| Pin::new(&mut self.live.handle).poll_next(context)).await
+    }
+
+    /// The word for why a choice ended, and what stopped it.
+    pub fn reason(&self, reason: &FinishReason) -> (&'static str, Value) {
+        match reason {
+            FinishReason::Stop(StopCause::Text(text)) => ("stop", text.as_str().into()),
+            FinishReason::Stop(StopCause::Token(id)) => ("stop", (*id).into()),
+            FinishReason::Cancelled if self.is_late => ("length", "timeout".into()),
+            FinishReason::Cancelled => ("abort", Value::Null),
+            other => (other.as_str(), Value::Null),
+        }
+    }
+
+    /// `usage` in the OpenAI shape, so far.
+    pub fn usage(&self) -> Value {
+        usage(self.prompt_tokens, self.generated_tokens, &self.figures)
+    }
+}
+
+/// `usage` in the OpenAI shape.
+pub fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures]) -> Value {
+    // The choices of a request have the prompt in common.
+    let cached = figures.first().map_or(0, |figures| figures.cached_tokens);
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated_tokens,
+        "total_tokens": prompt_tokens + generated_tokens,
+        "prompt_tokens_details": { "cached_tokens": cached },
+    })
+}
+
+/// What a request cost, under the names that are used everywhere.
+pub fn metrics(figures: &[Figures]) -> Value {
+    let mut map = Map::new();
+    let prompt = figures.first().copied().unwrap_or_default();
+    let ms = |time: Duration| time.as_micros() as f64 / 1e3;
+    let sum = |count: fn(&Figures) -> u64| figures.iter().map(count).sum::<u64>();
+    let decode: Duration = figures.iter().map(|f| f.decode).sum();
+    let gaps: usize = figures.iter().map(|f| f.generated_tokens.saturating_sub(1)).sum();
+    let queue = figures.iter().filter_map(|f| f.queue).min();
+    let spoke = figures.iter().filter(|f| f.generated_tokens > 0);
+    let ttft = spoke.map(|f| f.time_to_first_token).min();
+    let prefill = queue.zip(ttft).map(|(queue, ttft)| ttft.saturating_sub(queue));
+    let rate = |gaps: usize| gaps as f64 / decode.as_secs_f64();
+    for (name, value) in [
+        ("queue_ms", queue.map(ms).into()),
+        ("ttft_ms", ttft.map(ms).into()),
+        ("prefill_ms", prefill.map(ms).into()),
+        ("decode_ms", Value::from(ms(decode))),
+        ("mean_itl_ms", (gaps > 0).then(|| ms(decode) / gaps as f64).into()),
+        ("tokens_per_second", (gaps > 0 && !decode.is_zero()).then(|| rate(gaps)).into()),
+        ("matched_tokens", prompt.matched_tokens.into()),
+        ("cached_tokens", prompt.cached_tokens.into()),
+        ("replayed_tokens", prompt.replayed_tokens.into()),
+        ("recomputed_tokens", sum(|f| f.recomputed_tokens).into()),
+        ("miss_reason", prompt.miss_reason.into()),
+        ("preemptions", sum(|f| f.preemptions).into()),
+        ("swapped_bytes", sum(|f| f.swapped_bytes).into()),
+    ] {
+        map.insert(name.to_owned(), value);
+    }
+    map.into()
+}
+
+/// The error that an event tells of.
+pub fn failure(event: &Event) -> Option<ApiError> {
+    match &event.finish.as_ref()?.reason {
+        FinishReason::Failed(reason) => Some(ApiError::failed(reason.as_str())),
+        _ => None,
+    }
+}
+
+/// The answers of several requests, heard as they come.
+#[derive(Debug)]
+pub struct Several {
+    /// The requests, in their order.
+    pub all: Vec<Answers>,
+    /// Whose turn it is to be asked first.
+    turn: usize,
+}
+
+impl Several {
+    /// The answers of `all`.
+    pub fn new(all: Vec<Answers>) -> Several {
+        Several { all, turn: 0 }
+    }
+
+    /// The next event of any, and whose it is; none when all have ended. Nothing is lost when the
+    /// future is dropped.
+    pub async fn next(&mut self) -> Option<(usize, Result<Event, ApiError>)> {
+        poll_fn(|context| {
+            let mut is_open = false;
+            for step in 0..self.all.len() {
+                let index = (self.turn + step) % self.all.len();
+                match pin!(self.all[index].next()).poll(context) {
+                    Poll::Ready(Some(event)) => {
+                        self.turn = index + 1;
+                        return Poll::Ready(Some((index, event)));
+                    }
+                    Poll::Ready(None) => {}
+                    Poll::Pending => is_open = true,
+                }
+            }
+            if is_open { Poll::Pending } else { Poll::Ready(None) }
+        })
+        .await
+    }
+
+    /// `usage` of all together, so far.
+    pub fn usage(&self) -> Value {
+        let sum = |count: fn(&Answers) -> usize| self.all.iter().map(count).sum::<usize>();
+        let cached = |answers: &Answers| answers.figures.first().map_or(0, |f| f.cached_tokens);
+        let figures = Figures { cached_tokens: sum(cached), ..Figures::default() };
+        usage(sum(|a| a.prompt_tokens), sum(|a| a.generated_tokens), &[figures])
+    }
+}

@@ -1,0 +1,252 @@
+//! What all requests share: the engine, the model's text, limits, and who is being served.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use super::config::ServerConfig;
+use super::error::ApiError;
+use super::guard::Keys;
+use crate::engine::{Engine, Handle, RequestId};
+use crate::request::Request;
+use crate::text::{ChatTemplate, TextError, Tokenizer};
+
+/// A model as clients see it.
+pub struct ServedModel {
+    /// The names it answers to, the first of which it calls itself.
+    pub names: Vec<String>,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, or why there is none.
+    pub template: Result<ChatTemplate, TextError>,
+    /// Tokens of the model.
+    pub vocab_size: usize,
+    /// Further facts, as `meta` of `/v1/models` and in `/props`.
+    pub meta: Map<String, Value>,
+    /// Twelve hexadecimal digits that change with the model, its precision or its tokenizer.
+    pub fingerprint: String,
+}
+
+/// Where a server is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It takes requests.
+    Open,
+    /// It was told to end, and takes requests for a little longer.
+    Leaving,
+    /// It finishes what it has.
+    Draining,
+}
+
+/// What all requests share.
+pub struct App {
+    /// The engine.
+    pub engine: Engine,
+    /// The model.
+    pub model: ServedModel,
+    /// Limits.
+    pub config: ServerConfig,
+    /// Who may ask.
+    pub keys: Keys,
+    /// When the server started, in seconds since 1970.
+    pub started: u64,
+    phase: watch::Sender<Phase>,
+    live: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
+    backlog: Arc<Backlog>,
+}
+
+/// What waits and runs, for shedding load.
+#[derive(Debug, Default)]
+struct Backlog {
+    requests: AtomicUsize,
+    prompt_tokens: AtomicUsize,
+}
+
+/// An [`App`] as handlers get it.
+pub type Shared = Arc<App>;
+
+impl App {
+    /// A server's state at its start.
+    pub fn new(engine: Engine, model: ServedModel, config: ServerConfig) -> App {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        App {
+            engine,
+            model,
+            keys: Keys::new(&config),
+            config,
+            started: now.map_or(0, |since| since.as_secs()),
+            phase: watch::Sender::new(Phase::Open),
+            live: Mutex::default(),
+            backlog: Arc::default(),
+        }
+    }
+
+    /// Where the server is in its life.
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Goes on to the next phase of its life.
+    pub fn enter(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    /// The name under which a request asked for the model.
+    ///
+    /// # Errors
+    /// Another model's name.
+    pub fn model_name(&self, asked: Option<String>) -> Result<String, ApiError> {
+        let names = &self.model.names;
+        match asked {
+            None => Ok(names[0].clone()),
+            Some(name) if self.config.any_model || names.contains(&name) => Ok(name),
+            Some(name) => {
+                let short: String = name.chars().take(100).collect();
+                let message = format!("the model {short:?} does not exist; here is {:?}", names[0]);
+                Err(ApiError::not_found("model_not_found", message).of("model"))
+            }
+        }
+    }
+
+    /// How long an answer's headers wait for its first token, so that an error can still have a
+    /// status of its own.
+    pub fn patience(&self) -> Duration {
+        match self.config.sse_keep_alive {
+            Duration::ZERO => Duration::from_secs(15),
+            keep_alive => keep_alive,
+        }
+    }
+
+    /// Hands a request to the engine, under the name that its client knows.
+    ///
+    /// # Errors
+    /// A server that has too much to do or ends, or a request that can never run.
+    pub fn submit(self: &Arc<App>, request: Request, name: &str) -> Result<Live, ApiError> {
+        if self.phase() == Phase::Draining {
+            return Err(ApiError::draining());
+        }
+        let place = self.place(request.n, request.prompt.len())?;
+        let handle = self.engine.submit(request)?;
+        self.live().entry(name.into()).or_default().push(handle.id());
+        Ok(Live { handle, place, app: Arc::clone(self), name: name.into() })
+    }
+
+    /// Refuses what would wait for too long.
+    fn place(&self, answers: usize, prompt_tokens: usize) -> Result<Place, ApiError> {
+        let (requests, tokens) = self.backlog();
+        let (most_requests, most_tokens) =
+            (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
+        if requests + answers > most_requests {
+            let message = format!("{requests} answers wait or run, and {most_requests} may");
+            return Err(ApiError::overloaded("queue_full", message, self.retry_after(tokens)));
+        }
+        // A prompt that is longer than the limit is taken when nothing else waits.
+        if tokens > 0 && tokens + prompt_tokens > most_tokens {
+            let message = format!("{tokens} prompt tokens wait, and {most_tokens} may");
+            return Err(ApiError::overloaded("backlog_full", message, self.retry_after(tokens)));
+        }
+        Ok(Place::take(&self.backlog, answers, prompt_tokens))
+    }
+
+    /// Answers that wait or run, and prompt tokens of those that have not begun.
+    pub fn backlog(&self) -> (usize, usize) {
+        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        (count(&self.backlog.requests), count(&self.backlog.prompt_tokens))
+    }
+
+    /// How long `tokens` prompt tokens take, from 1 to 60 seconds.
+    fn retry_after(&self, tokens: usize) -> Duration {
+        let stats = self.engine.stats().scheduler;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let seconds = since.saturating_sub(self.started).max(1);
+        let rate = (stats.prompt_tokens / seconds).max(1);
+        let wait = u64::try_from(tokens).unwrap_or(u64::MAX).div_ceil(rate);
+        Duration::from_secs(wait.clamp(1, 60))
+    }
+
+    /// Ends the requests of a name; whether there were any.
+    pub fn abort(&self, name: &str) -> bool {
+        let Some(ids) = self.live().remove(name) else { return false };
+        ids.into_iter().for_each(|id| self.engine.cancel(id));
+        true
+    }
+
+    /// Takes the names of the requests being served.
+    fn live(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<RequestId>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request of this name has ended.
+    fn forget(&self, name: &str, id: RequestId) {
+        let mut live = self.live();
+        if let Some(ids) = live.get_mut(name) {
+            ids.retain(|live| *live != id);
+            if ids.is_empty() {
+                live.remove(name);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for App {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("App").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// A request that the engine has taken. Dropping it cancels it.
+#[derive(Debug)]
+pub struct Live {
+    /// What is heard of it.
+    pub handle: Handle,
+    /// Its place among those that wait or run.
+    pub place: Place,
+    /// The server.
+    pub app: Shared,
+    name: Box<str>,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.app.forget(&self.name, self.handle.id());
+    }
+}
+
+/// A place among the requests that wait or run; dropping it gives it up.
+#[derive(Debug)]
+pub struct Place {
+    backlog: Arc<Backlog>,
+    answers: usize,
+    prompt_tokens: usize,
+    since: Instant,
+}
+
+impl Place {
+    fn take(backlog: &Arc<Backlog>, answers: usize, prompt_tokens: usize) -> Place {
+        backlog.requests.fetch_add(answers, Ordering::Relaxed);
+        backlog.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+        Place { backlog: Arc::clone(backlog), answers, prompt_tokens, since: Instant::now() }
+    }
+
+    /// The prompt has been computed.
+    pub fn prompt_is_done(&mut self) {
+        let tokens = std::mem::take(&mut self.prompt_tokens);
+        self.backlog.prompt_tokens.fetch_sub(tokens, Ordering::Relaxed);
+    }
+
+    /// When the request came.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.prompt_is_done();
+        self.backlog.requests.fetch_sub(self.answers, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,69 @@
+//! The body of a request: JSON of bounded size, in bounded time.
+
+use axum::body::Body as HttpBody;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::app::{App, Shared};
+use super::error::ApiError;
+use super::fields::Fields;
+
+/// A JSON object as the body of a request.
+#[derive(Debug)]
+pub struct Body(pub Fields);
+
+impl FromRequest<Shared> for Body {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Body, ApiError> {
+        check_type(request.headers().get(CONTENT_TYPE))?;
+        let bytes = read(app, request.into_body()).await?;
+        // The parser itself refuses more than 128 levels.
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(map)) => Ok(Body(Fields::of_body(map))),
+            Ok(_) => Err(ApiError::invalid("invalid_json", "the body is not a JSON object")),
+            Err(error) => {
+                let message = format!("the body is not a JSON object: {error}");
+                Err(ApiError::invalid("invalid_json", message))
+            }
+        }
+    }
+}
+
+/// A web page may send plain text or a form to any server without asking first; JSON it may not.
+fn check_type(given: Option<&HeaderValue>) -> Result<(), ApiError> {
+    let Some(given) = given else { return Ok(()) };
+    let text = given.to_str().unwrap_or_default();
+    let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = essence == "application/json"
+        || (essence.starts_with("application/") && essence.ends_with("+json"));
+    if is_json {
+        return Ok(());
+    }
+    let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    let message = "the body must be application/json";
+    Err(ApiError::new(status, "invalid_request_error", "unsupported_media_type", message))
+}
+
+async fn read(app: &App, body: HttpBody) -> Result<Vec<u8>, ApiError> {
+    let most = app.config.max_body_bytes;
+    let refused = |status, code, message: String| {
+        ApiError::new(status, "invalid_request_error", code, message)
+    };
+    match timeout(app.config.body_timeout, Limited::new(body, most).collect()).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let message = format!("the body is longer than {most} bytes");
+            Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message))
+        }
+        Ok(Err(_)) => Err(ApiError::invalid("invalid_json", "the body ends before its length")),
+        Err(_) => {
+            let message = "the body did not come in time".to_owned();
+            Err(refused(StatusCode::REQUEST_TIMEOUT, "request_timeout", message))
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! From the messages of a chat to the tokens of a prompt, and the positions in it to keep.
+//!
+//! A position is found by rendering the conversation once more with a mark in it: up to the mark the
+//! two texts are the same. So it is right for every template, whatever that makes of a message.
+
+use serde_json::{Map, Value};
+
+use super::app::App;
+use super::encode;
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::text::{self, ChatTemplate, Specials, TextError};
+
+/// A character that no conversation begins with: it is for private use.
+const MARK: char = '\u{e000}';
+
+/// Positions to keep that are found in a conversation without being asked for.
+const MAX_TURN_MARKS: usize = 4;
+
+/// Most positions that a request may ask to keep.
+const MAX_BREAKPOINTS: usize = 4;
+
+/// Messages in the form that templates read.
+#[derive(Debug)]
+pub struct Conversation {
+    messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+    variables: Map<String, Value>,
+    add_generation_prompt: bool,
+    breakpoints: Vec<Breakpoint>,
+    /// Positions are kept without being asked for.
+    is_implicit: bool,
+}
+
+/// A place in a message: after so many bytes of its content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Breakpoint {
+    message: usize,
+    bytes: usize,
+}
+
+/// A rendered conversation.
+#[derive(Debug)]
+pub struct Prompt {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// Tokens after which the state is to be kept, ascending.
+    pub marks: Vec<usize>,
+}
+
+impl Conversation {
+    /// Takes the fields that make a conversation.
+    ///
+    /// # Errors
+    /// The first field that is wrong or not served.
+    pub fn take(app: &App, fields: &mut Fields) -> Result<Conversation, ApiError> {
+        let list = fields.list("messages")?.ok_or_else(|| ApiError::missing("messages"))?;
+        if list.is_empty() {
+            return Err(ApiError::value("messages", "messages is empty"));
+        }
+        let mut conversation = Conversation {
+            messages: Vec::with_capacity(list.len()),
+            tools: None,
+            variables: fields.or("chat_template_kwargs", Map::new())?,
+            add_generation_prompt: fields.or("add_generation_prompt", true)?,
+            breakpoints: Vec::new(),
+            is_implicit: true,
+        };
+        for (path, message) in list {
+            conversation.push(Fields::of(path, message)?)?;
+        }
+        conversation.take_cache_options(fields)?;
+        let refused = [("chat_template", "; the server's own is used")];
+        fields.refuse(&refused)?;
+        template_of(app)?;
+        Ok(conversation)
+    }
+
+    fn take_cache_options(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        if let Some(mut options) = fields.object("prompt_cache_options")? {
+            self.is_implicit = match options.take::<String>("mode")?.as_deref() {
+                None | Some("implicit") => true,
+                Some("explicit") => false,
+                Some(_) => {
+                    let param = "prompt_cache_options.mode";
+                    return Err(ApiError::value(param, format!("{param}: implicit or explicit")));
+                }
+            };
+        }
+        if self.breakpoints.len() > MAX_BREAKPOINTS {
+            let asked = self.breakpoints.len();
+            let message = format!("{asked} cache breakpoints, {MAX_BREAKPOINTS} at most");
+            return Err(ApiError::value("messages", message));
+        }
+        Ok(())
+    }
+
+    /// Takes a message in.
+    fn push(&mut self, mut message: Fields) -> Result<(), ApiError> {
+        let role: String = message.need("role")?;
+        let role = match role.as_str() {
+            "developer" => "system",
+            "system" | "user" | "assistant" | "tool" => &role,
+            _ => {
+                let path = message.path("role");
+                let roles = "system, developer, user, assistant or tool";
+                return Err(ApiError::value(path.clone(), format!("{path}: expected {roles}")));
+            }
+        };
+        let mut read = Map::new();
+        read.insert("role".to_owned(), role.into());
+        let content = self.content(&mut message)?;
+        if content.is_none() && role != "assistant" {
+            return Err(ApiError::missing(message.path("content")));
+        }
+        read.insert("content".to_owned(), content.unwrap_or_default().into());
+        message.refuse(&[("audio", ""), ("function_call", "; use tool_calls")])?;
+        // What else templates know: names, reasoning, tool calls.
+        read.extend(message.rest());
+        self.messages.push(read.into());
+        Ok(())
+    }
+
+    /// A text, or parts of text, which are put together with line breaks.
+    fn content(&mut self, message: &mut Fields) -> Result<Option<String>, ApiError> {
+        let index = self.messages.len();
+        let path = message.path("content");
+        let parts = match message.raw("content") {
+            None => return Ok(None),
+            Some(Value::String(text)) => return Ok(Some(text)),
+            Some(Value::Array(parts)) => parts,
+            Some(other) => {
+                return Err(ApiError::wrong_type(path, "a string or an array of parts", &other));
+            }
+        };
+        let mut text = String::new();
+        for (place, part) in parts.into_iter().enumerate() {
+            let mut part = Fields::of(format!("{path}[{place}]"), part)?;
+            let kind: String = part.need("type")?;
+            if !matches!(kind.as_str(), "text" | "input_text" | "output_text") {
+                let kind: String = kind.chars().take(40).collect();
+                let message = format!("parts of type {kind:?} are not supported, only text");
+                let error = ApiError::invalid("unsupported_content", message);
+                return Err(error.of(part.path("type")));
+            }
+            if place > 0 {
+                text.push('\n');
+            }
+            text.push_str(&part.need::<String>("text")?);
+            let asked = part.raw("prompt_cache_breakpoint").or_else(|| part.raw("cache_control"));
+            if asked.is_some() {
+                self.breakpoints.push(Breakpoint { message: index, bytes: text.len() });
+            }
+        }
+        Ok(Some(text))
+    }
+
+    /// The text that the model is given.
+    ///
+    /// # Errors
+    /// What the template says to it.
+    pub fn text(&self, app: &App) -> Result<String, ApiError> {
+        self.render(template_of(app)?, &self.messages)
+    }
+
+    /// The tokens, and the positions in them to keep.
+    ///
+    /// # Errors
+    /// What the template says to it.
+    pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
+        let template = template_of(app)?;
+        let text = self.render(template, &self.messages)?;
+        let tokenizer = &app.model.tokenizer;
+        let ids = encode(|| tokenizer.encode(&text, Specials::Parse))?;
+        let mut ends: Vec<usize> =
+            self.places().filter_map(|place| self.end_of(template, &text, place)).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let mut marks = Vec::with_capacity(ends.len());
+        let mut bytes = 0;
+        for (position, id) in ids.iter().enumerate() {
+            bytes += tokenizer.token_bytes(*id).map_or(0, <[u8]>::len);
+            let passed = ends.iter().take_while(|end| **end < bytes).count();
+            marks.extend(ends.drain(..passed).filter(|_| position > 0).map(|_| position));
+        }
+        marks.dedup();
+        Ok(Prompt { ids, marks })
+    }
+
+    /// Places whose states are wanted: those that were marked, and where a later conversation is
+    /// likely to part from this one: the end of what stands before the first turn, and the ends of
+    /// the last turns.
+    fn places(&self) -> impl Iterator<Item = Breakpoint> {
+        let role = |index: usize| self.messages[index]["role"].as_str().unwrap_or_default();
+        let is_implicit = self.is_implicit;
+        let turns = (0..self.messages.len()).filter(move |index| role(*index) == "user");
+        let turns: Vec<usize> = turns.filter(|_| is_implicit).collect();
+        let first = turns.first().copied();
+        let last = turns.iter().rev().take(MAX_TURN_MARKS).copied();
+        let starts: Vec<usize> = first.into_iter().chain(last).collect();
+        let starts = starts.into_iter().map(|message| Breakpoint { message, bytes: 0 });
+        self.breakpoints.iter().copied().chain(starts)
+    }
+
+    /// Bytes of the rendered `text` up to a place; none when the template does not show it.
+    fn end_of(&self, template: &ChatTemplate, text: &str, place: Breakpoint) -> Option<usize> {
+        let mut messages = self.messages.clone();
+        let content = messages[place.message]["content"].as_str()?;
+        let mut marked = String::with_capacity(content.len() + MARK.len_utf8());
+        marked.push_str(&content[..place.bytes]);
+        marked.push(MARK);
+        marked.push_str(&content[place.bytes..]);
+        messages[place.message]["content"] = marked.into();
+        let marked = self.render(template, &messages).ok()?;
+        let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
+        (same < text.len()).then_some(same)
+    }
+
+    fn render(&self, template: &ChatTemplate, messages: &[Value]) -> Result<String, ApiError> {
+        let chat = text::Chat {
+            messages,
+            tools: self.tools.as_deref(),
+            add_generation_prompt: self.add_generation_prompt,
+            variables: &self.variables,
+        };
+        template.render(&chat).map_err(|error| match error {
+            TextError::ReservedVariable { .. } => {
+                ApiError::value("chat_template_kwargs", error.to_string())
+            }
+            _ => ApiError::value("messages", error.to_string()),
+        })
+    }
+}
+
+fn template_of(app: &App) -> Result<&ChatTemplate, ApiError> {
+    let template = app.model.template.as_ref();
+    template.map_err(|error| ApiError::invalid("no_chat_template", error.to_string()))
+}

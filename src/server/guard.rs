@@ -1,0 +1,190 @@
+//! Who may ask: the Host header, keys, and the shape of a request before any of it is read.
+
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+
+use super::app::Shared;
+use super::config::{Bind, ServerConfig};
+use super::error::ApiError;
+
+/// Longest path and query, in bytes.
+const MAX_URI_BYTES: usize = 8192;
+
+/// Longest request id that is taken from a client, in bytes.
+const MAX_ID_BYTES: usize = 128;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Probes, and what a browser needs before a key can be typed in.
+const PUBLIC: [&str; 7] = ["/", "/health", "/ready", "/live", "/ping", "/version", "/favicon.ico"];
+
+/// Routes that change the server.
+const ADMIN: [&str; 2] = ["/reset_prefix_cache", "/flush_cache"];
+
+/// The other side of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// It is on this machine.
+    pub is_local: bool,
+}
+
+/// The name of a request: the client's, or ours.
+#[derive(Debug, Clone)]
+pub struct RequestName(pub String);
+
+/// Digests of the keys: comparing digests takes a time that says nothing of a key.
+pub struct Keys {
+    api: Vec<blake3::Hash>,
+    admin: Option<blake3::Hash>,
+}
+
+impl Keys {
+    /// The keys of a configuration.
+    pub fn new(config: &ServerConfig) -> Keys {
+        let digest = |key: &String| blake3::hash(key.as_bytes());
+        Keys {
+            api: config.api_keys.iter().map(digest).collect(),
+            admin: config.admin_api_key.as_ref().map(digest),
+        }
+    }
+
+    /// Whether a request with these headers may ask for `path`.
+    fn check(&self, path: &str, headers: &HeaderMap, peer: Peer) -> Result<(), ApiError> {
+        let given = key_of(headers).map(|key| blake3::hash(key));
+        let is_admin = matches!((&self.admin, &given), (Some(key), Some(given)) if key == given);
+        if ADMIN.contains(&path) {
+            return match &self.admin {
+                Some(_) if is_admin => Ok(()),
+                Some(_) => Err(ApiError::forbidden("admin_only", "this route needs the admin key")),
+                None if peer.is_local => self.check_api(given, is_admin),
+                None => Err(ApiError::forbidden(
+                    "admin_only",
+                    "without --admin-api-key this route is open to the server's machine alone",
+                )),
+            };
+        }
+        self.check_api(given, is_admin)
+    }
+
+    fn check_api(&self, given: Option<blake3::Hash>, is_admin: bool) -> Result<(), ApiError> {
+        // All keys are compared, so that the time does not tell which one was close.
+        let known = |given| self.api.iter().fold(false, |known, key| known | (*key == given));
+        if self.api.is_empty() || is_admin || given.is_some_and(known) {
+            return Ok(());
+        }
+        let message = match given {
+            None => "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+            Some(_) => "the key is not known here",
+        };
+        let status = StatusCode::UNAUTHORIZED;
+        Err(ApiError::new(status, "authentication_error", "invalid_api_key", message))
+    }
+}
+
+fn key_of(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
+        let (scheme, key) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+    });
+    bearer.or_else(|| headers.get(X_API_KEY).map(HeaderValue::as_bytes))
+}
+
+/// Lets a request in, or says why not.
+pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer { is_local: false });
+    let path = request.uri().path();
+    let checked = check_uri(&request)
+        .and_then(|()| check_host(&app.config, request.headers()))
+        .and_then(|()| {
+            let figures_are_public = app.config.metrics_public && path == "/metrics";
+            if PUBLIC.contains(&path) || figures_are_public || request.method() == Method::OPTIONS {
+                return Ok(());
+            }
+            app.keys.check(path, request.headers(), peer)
+        });
+    match checked {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+fn check_uri(request: &Request) -> Result<(), ApiError> {
+    let bytes = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    if bytes <= MAX_URI_BYTES {
+        return Ok(());
+    }
+    let message = format!("the address has {bytes} bytes, {MAX_URI_BYTES} at most are taken");
+    let status = StatusCode::URI_TOO_LONG;
+    Err(ApiError::new(status, "invalid_request_error", "uri_too_long", message))
+}
+
+/// A page on another site cannot reach a server on loopback through a name that it has pointed
+/// here: the name would stand in the Host header.
+fn check_host(config: &ServerConfig, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Bind::Tcp { host: bound, .. } = &config.bind else { return Ok(()) };
+    if !is_loopback(bound) {
+        return Ok(());
+    }
+    let Some(given) = headers.get(HOST).and_then(|host| host.to_str().ok()) else {
+        return Ok(()); // HTTP/1.0
+    };
+    let host = given.parse::<Authority>().ok();
+    let host = host.as_ref().map_or(given, Authority::host);
+    let name = host.trim_matches(['[', ']']);
+    if is_loopback(name) || config.allowed_hosts.iter().any(|h| h.eq_ignore_ascii_case(name)) {
+        return Ok(());
+    }
+    let message = "this name is not one of the server's; --allowed-host adds it";
+    Err(ApiError::forbidden("host_not_allowed", message))
+}
+
+/// Whether a host name or address is this machine alone.
+pub fn is_loopback(host: &str) -> bool {
+    let is_local = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_local || host.eq_ignore_ascii_case("localhost")
+}
+
+/// Gives every request a name, and every answer the same; errors of the Anthropic routes get that
+/// API's shape.
+pub async fn name(mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(&X_REQUEST_ID).and_then(|value| value.to_str().ok());
+    let fits = |id: &&str| {
+        (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|b| (0x21..0x7f).contains(&b))
+    };
+    let id = given.filter(fits).map_or_else(|| super::random_id("req-"), str::to_owned);
+    let is_anthropic = request.uri().path().starts_with("/v1/messages");
+    request.extensions_mut().insert(RequestName(id.clone()));
+    let mut response = next.run(request).await;
+    if is_anthropic && let Some(error) = response.extensions().get::<ApiError>() {
+        response = anthropic_error(error, &id);
+    }
+    let value = HeaderValue::from_str(&id).expect("it is printable");
+    response.headers_mut().insert(X_REQUEST_ID, value);
+    response
+}
+
+/// An error in the shape of Anthropic's API.
+fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
+    let kind = match error.status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 | 405 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    };
+    let body = json!({
+        "type": "error",
+        "error": { "type": kind, "message": error.message },
+        "request_id": request_id,
+    });
+    (error.status, error.headers(), axum::Json(body)).into_response()
+}

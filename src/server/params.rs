@@ -1,0 +1,248 @@
+//! The fields that all generating routes have in common.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName};
+use serde_json::Value;
+
+use super::answers::Patience;
+use super::app::App;
+use super::error::ApiError;
+use super::fields::{Fields, FromJson};
+use crate::request::{Request, SamplingParams};
+
+/// Most choices of a request.
+const MAX_CHOICES: usize = 16;
+
+/// Longest time a request may ask to wait or to run for: a day.
+const MAX_PATIENCE_S: f32 = 86_400.0;
+
+const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-vllm-priority");
+
+/// Fields that are known and change no answer.
+const IGNORED: [&str; 12] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prediction",
+    "verbosity",
+    "prompt_cache_key",
+    "session_id",
+    "spaces_between_special_tokens",
+    "request_id",
+    "bad_words",
+];
+
+/// Fields that would change the answer, and what to use instead where there is something.
+const REFUSED: [(&str, &str); 12] = [
+    ("use_beam_search", ""),
+    ("audio", ""),
+    ("functions", "; use tools"),
+    ("function_call", "; use tool_choice"),
+    ("guided_json", "; use response_format or structured_outputs"),
+    ("guided_regex", "; use structured_outputs"),
+    ("guided_choice", "; use structured_outputs"),
+    ("guided_grammar", "; use structured_outputs"),
+    ("prompt_logprobs", ""),
+    ("truncate_prompt_tokens", ""),
+    ("session", ""),
+    ("on_disconnect", ""),
+];
+
+/// What a request of any generating route says beside its prompt.
+#[derive(Debug)]
+pub struct Common {
+    /// The request, its prompt and its length still open.
+    pub request: Request,
+    /// Most tokens to generate, if it says.
+    pub max_tokens: Option<usize>,
+    /// How the answer is sent.
+    pub delivery: Delivery,
+    /// How long it may take.
+    pub patience: Patience,
+}
+
+/// How an answer is sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Delivery {
+    /// As a stream of events.
+    pub stream: bool,
+    /// With the usage in the last event.
+    pub include_usage: bool,
+    /// With the usage so far in every event.
+    pub continuous_usage: bool,
+    /// With token ids beside the text.
+    pub token_ids: bool,
+    /// With tokens of logprobs written as `token_id:17`.
+    pub tokens_as_ids: bool,
+    /// With figures of what it cost.
+    pub metrics: bool,
+}
+
+/// Takes the common fields.
+///
+/// # Errors
+/// The first field that is wrong or not served.
+pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Common, ApiError> {
+    fields.refuse(&REFUSED)?;
+    fields.ignore(&IGNORED);
+    refuse_modalities(fields)?;
+    let newer = fields.take("max_completion_tokens")?;
+    let older = fields.take("max_tokens")?;
+    let n: usize = fields.or("n", 1)?;
+    if !(1..=MAX_CHOICES).contains(&n) {
+        return Err(ApiError::value("n", format!("n is {n}, allowed: 1 to {MAX_CHOICES}")));
+    }
+    let best_of: usize = fields.or("best_of", n)?;
+    if best_of != n {
+        let message = "best_of other than n is not supported";
+        return Err(ApiError::unsupported("best_of", message));
+    }
+    let request = Request {
+        sampling: sampling(fields)?,
+        stop: stop(fields)?,
+        stop_token_ids: fields.or("stop_token_ids", Vec::new())?,
+        ignore_eos: fields.or("ignore_eos", false)?,
+        n,
+        priority: priority(fields, headers)?,
+        cache_salt: fields.take("cache_salt")?,
+        ..Request::new(Vec::new(), 1)
+    };
+    Ok(Common {
+        request,
+        max_tokens: newer.or(older),
+        delivery: delivery(app, fields)?,
+        patience: patience(fields)?,
+    })
+}
+
+/// Only text goes in and out.
+fn refuse_modalities(fields: &mut Fields) -> Result<(), ApiError> {
+    let kinds: Vec<String> = fields.or("modalities", vec!["text".to_owned()])?;
+    if kinds == ["text"] {
+        return Ok(());
+    }
+    Err(ApiError::unsupported("modalities", "modalities other than text are not supported"))
+}
+
+fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    let default = SamplingParams::default();
+    let temperature = fields.or("temperature", default.temperature)?;
+    if !(0.0..=10.0).contains(&temperature) {
+        let message = format!("temperature is {temperature}, allowed: 0 to 10");
+        return Err(ApiError::value("temperature", message));
+    }
+    let repeat = fields.take("repeat_penalty")?;
+    let repetition = fields.take("repetition_penalty")?.or(repeat);
+    let top_k: i64 = fields.or("top_k", 0)?;
+    if top_k < -1 {
+        let message = format!("top_k is {top_k}, allowed: -1 and 0, which keep all, or more");
+        return Err(ApiError::value("top_k", message));
+    }
+    Ok(SamplingParams {
+        // Below this the likeliest token is all that is left.
+        temperature: if temperature < 1e-5 { 0.0 } else { temperature },
+        top_k: usize::try_from(top_k).unwrap_or(0),
+        top_p: fields.or("top_p", default.top_p)?,
+        min_p: fields.or("min_p", default.min_p)?,
+        repetition_penalty: repetition.unwrap_or(default.repetition_penalty),
+        presence_penalty: fields.or("presence_penalty", default.presence_penalty)?,
+        frequency_penalty: fields.or("frequency_penalty", default.frequency_penalty)?,
+        logit_bias: logit_bias(fields)?,
+        seed: fields.take::<i64>("seed")?.map(i64::cast_unsigned),
+        logprobs: None,
+    })
+}
+
+/// Token ids are the keys of an object, and so strings.
+fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<u32, f32>, ApiError> {
+    let Some(object) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
+    let mut biases = BTreeMap::new();
+    for (id, bias) in object.rest() {
+        let path = format!("logit_bias.{}", id.chars().take(20).collect::<String>());
+        let Ok(token) = id.parse() else {
+            return Err(ApiError::value(path.clone(), format!("{path} is no token id")));
+        };
+        let value = f32::from_json(&bias)
+            .ok_or_else(|| ApiError::wrong_type(path, f32::EXPECTED, &bias))?;
+        biases.insert(token, value);
+    }
+    Ok(biases)
+}
+
+/// One stop string, or a list of them.
+fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    match fields.raw("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![text]),
+        Some(list) => Vec::from_json(&list)
+            .ok_or_else(|| ApiError::wrong_type("stop", "a string or an array of strings", &list)),
+    }
+}
+
+/// From the body, or else from a header.
+fn priority(fields: &mut Fields, headers: &HeaderMap) -> Result<Option<i32>, ApiError> {
+    let body = fields.take("priority")?;
+    let Some(header) = headers.get(PRIORITY_HEADER) else { return Ok(body) };
+    let number = header.to_str().ok().and_then(|text| text.trim().parse().ok());
+    let number = number.ok_or_else(|| {
+        ApiError::value("X-Vllm-Priority", "X-Vllm-Priority: expected an integer of 32 bits")
+    })?;
+    Ok(body.or(Some(number)))
+}
+
+fn delivery(app: &App, fields: &mut Fields) -> Result<Delivery, ApiError> {
+    let stream = fields.or("stream", false)?;
+    let mut delivery = Delivery {
+        stream,
+        token_ids: fields.or("return_token_ids", false)?,
+        tokens_as_ids: fields.or("return_tokens_as_token_ids", false)?,
+        metrics: fields.or("metrics", false)? || app.config.per_request_metrics,
+        ..Delivery::default()
+    };
+    if let Some(mut options) = fields.object("stream_options")? {
+        if !stream {
+            let message = "stream_options is allowed only with stream";
+            return Err(ApiError::value("stream_options", message));
+        }
+        delivery.include_usage = options.or("include_usage", false)?;
+        delivery.continuous_usage = options.or("continuous_usage_stats", false)?;
+    }
+    Ok(delivery)
+}
+
+fn patience(fields: &mut Fields) -> Result<Patience, ApiError> {
+    let mut seconds = |name: &str, unit: f32| -> Result<Option<Duration>, ApiError> {
+        let Some(value) = fields.take::<f32>(name)? else { return Ok(None) };
+        let seconds = value * unit;
+        if seconds > 0.0 && seconds <= MAX_PATIENCE_S {
+            return Ok(Some(Duration::from_secs_f32(seconds)));
+        }
+        let most = MAX_PATIENCE_S / unit;
+        let message = format!("{name} is {value}, allowed: above 0, at most {most}");
+        Err(ApiError::value(name, message))
+    };
+    Ok(Patience { total: seconds("timeout_s", 1.0)?, queue: seconds("max_queue_ms", 1e-3)? })
+}
+
+/// Most tokens of an answer to a prompt of `prompt_tokens` tokens: what was asked for, or
+/// `default`, and never more than the context leaves.
+///
+/// # Errors
+/// A prompt that leaves no room.
+pub fn room(
+    app: &App,
+    prompt_tokens: usize,
+    asked: Option<usize>,
+    default: Option<usize>,
+) -> Result<usize, ApiError> {
+    let limit = app.engine.limits().max_model_len;
+    let left = limit.saturating_sub(prompt_tokens);
+    if left == 0 {
+        return Err(ApiError::too_long(prompt_tokens + 1, limit));
+    }
+    Ok(asked.or(default).unwrap_or(left).min(left))
+}
