@@ -16,9 +16,13 @@ use crate::engine::{Refused, SubmitError};
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Why a request is not served.
+/// Why a request is not served. Boxed: results that carry one stay small.
 #[derive(Debug, Clone)]
-pub struct ApiError {
+pub struct ApiError(Box<Fault>);
+
+/// What an [`ApiError`] says.
+#[derive(Debug, Clone)]
+pub struct Fault {
     /// HTTP status.
     pub status: StatusCode,
     /// `type` of the OpenAI shape.
@@ -47,7 +51,7 @@ impl ApiError {
         code: &'static str,
         message: impl Into<String>,
     ) -> ApiError {
-        ApiError {
+        ApiError(Box::new(Fault {
             status,
             kind,
             code,
@@ -56,7 +60,7 @@ impl ApiError {
             retry_after: None,
             should_retry: None,
             extra: Map::new(),
-        }
+        }))
     }
 
     /// A request that makes no sense.
@@ -111,16 +115,18 @@ impl ApiError {
     /// A server that has too much to do.
     pub fn overloaded(code: &'static str, message: String, retry_after: Duration) -> ApiError {
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let error = ApiError::new(status, "overloaded_error", code, message);
-        ApiError { retry_after: Some(retry_after), ..error }
+        let mut error = ApiError::new(status, "overloaded_error", code, message);
+        error.0.retry_after = Some(retry_after);
+        error
     }
 
     /// A server that takes nothing more.
     pub fn draining() -> ApiError {
         let message = "the server is shutting down and takes no more requests";
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let error = ApiError::new(status, "unavailable_error", "draining", message);
-        ApiError { retry_after: Some(Duration::from_secs(1)), ..error }
+        let mut error = ApiError::new(status, "unavailable_error", "draining", message);
+        error.0.retry_after = Some(Duration::from_secs(1));
+        error
     }
 
     /// A fault of ours.
@@ -131,17 +137,20 @@ impl ApiError {
 
     /// A fault of ours that the request itself brings about: another try would meet it again.
     pub fn failed(message: impl Into<String>) -> ApiError {
-        ApiError { should_retry: Some(false), ..ApiError::internal(message) }
+        let mut error = ApiError::internal(message);
+        error.0.should_retry = Some(false);
+        error
     }
 
     /// The same, about the field `param`.
-    pub fn of(self, param: impl Into<String>) -> ApiError {
-        ApiError { param: Some(param.into()), ..self }
+    pub fn of(mut self, param: impl Into<String>) -> ApiError {
+        self.0.param = Some(param.into());
+        self
     }
 
     /// The same, with a further field.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> ApiError {
-        self.extra.insert(name.to_owned(), value.into());
+        self.0.extra.insert(name.to_owned(), value.into());
         self
     }
 
@@ -173,6 +182,14 @@ impl ApiError {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         headers
+    }
+}
+
+impl std::ops::Deref for ApiError {
+    type Target = Fault;
+
+    fn deref(&self) -> &Fault {
+        &self.0
     }
 }
 
