@@ -56,7 +56,7 @@ impl Keys {
 
     /// Whether a request with these headers may ask for `path`.
     fn check(&self, path: &str, headers: &HeaderMap, peer: Peer) -> Result<(), ApiError> {
-        let given = key_of(headers).map(|key| blake3::hash(key));
+        let given = key_of(headers).map(blake3::hash);
         let is_admin = matches!((&self.admin, &given), (Some(key), Some(given)) if key == given);
         if ADMIN.contains(&path) {
             return match &self.admin {
