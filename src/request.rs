@@ -31,6 +31,12 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 /// Most alternatives reported beside a token.
 pub const MAX_LOGPROBS: usize = 20;
 
+/// Most texts of a [`Constraint::Choice`].
+pub const MAX_TEXTS: usize = 1024;
+
+/// Longest text of a [`Constraint`], in bytes; of a choice, all its texts together.
+pub const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
+
 /// What a caller asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
@@ -40,12 +46,24 @@ pub struct Request {
     pub max_tokens: usize,
     /// How each token is chosen.
     pub sampling: SamplingParams,
-    /// Texts that end the answer, matched across token borders; none of them is part of it.
+    /// Texts that end the answer, matched across token borders; none of them is part of it unless
+    /// `include_stop_text` says so.
     pub stop: Vec<String>,
+    /// Leave the stop text that ended the answer in it.
+    pub include_stop_text: bool,
     /// Token ids that end the answer besides the model's own end of sequence.
     pub stop_token_ids: Vec<u32>,
     /// Generate on past the model's end of sequence.
     pub ignore_eos: bool,
+    /// No end within so many tokens, `max_tokens` at most: until then the model's end of sequence
+    /// and `stop_token_ids` are ruled out, and stop texts are looked for only in what follows. A
+    /// constraint that admits nothing more ends the answer all the same.
+    pub min_tokens: usize,
+    /// Leave special tokens out of the text; without it they are written out, but for the one that
+    /// ends the answer.
+    pub skip_special_tokens: bool,
+    /// What the answer may be.
+    pub constraint: Option<Constraint>,
     /// Answers wanted. The prompt is computed once; answer `i` is what a request for one answer
     /// with seed `seed + i` gives.
     pub n: usize,
@@ -66,8 +84,12 @@ impl Request {
             max_tokens,
             sampling: SamplingParams::default(),
             stop: Vec::new(),
+            include_stop_text: false,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
+            min_tokens: 0,
+            skip_special_tokens: true,
+            constraint: None,
             n: 1,
             priority: None,
             cache_salt: None,
@@ -85,6 +107,9 @@ impl Request {
             format!("1 to {MAX_CHOICES}")
         })?;
         require(self.max_tokens > 0, "max_tokens", self.max_tokens, || "1 or more".into())?;
+        require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, || {
+            format!("0 to {}, the most tokens to generate", self.max_tokens)
+        })?;
         require(self.stop.len() <= MAX_STOP_STRINGS, "stop", self.stop.len(), || {
             format!("{MAX_STOP_STRINGS} strings at most")
         })?;
@@ -114,12 +139,66 @@ impl Request {
                 format!("1 to {}, the tokens of the prompt", self.prompt.len())
             })?;
         }
+        self.constraint.as_ref().map_or(Ok(()), Constraint::check)?;
         self.sampling.check(vocab_size)
     }
 }
 
-/// How a token is chosen. The fields are applied in the order penalties, bias, temperature,
-/// `top_k`, `top_p`, `min_p`; the defaults change nothing.
+/// What an answer may be: tokens that would leave it are ruled out before each draw, the model's
+/// end of sequence until the answer is complete. An answer that is complete and admits nothing more
+/// ends there.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constraint {
+    /// A JSON object of whatever content.
+    JsonObject,
+    /// JSON that this schema admits. A keyword that cannot be enforced is refused.
+    JsonSchema(serde_json::Value),
+    /// A text that this regular expression matches as a whole, in Rust's dialect.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of this grammar, in llguidance's dialect of Lark; its rule `start` is the whole.
+    Grammar(String),
+}
+
+impl Constraint {
+    /// The field it is told under in errors.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::JsonObject => "json_object",
+            Self::JsonSchema(_) => "json_schema",
+            Self::Regex(_) => "regex",
+            Self::Choice(_) => "choice",
+            Self::Grammar(_) => "grammar",
+        }
+    }
+
+    /// Refuses what is empty or too long. Whether it makes sense is for the engine to say.
+    fn check(&self) -> Result<(), InvalidParam> {
+        let within = |bytes: usize| {
+            let fits = (1..=MAX_CONSTRAINT_BYTES).contains(&bytes);
+            require(fits, self.field(), format!("{bytes} bytes"), || {
+                format!("1 to {MAX_CONSTRAINT_BYTES} bytes")
+            })
+        };
+        match self {
+            Self::JsonObject | Self::JsonSchema(_) => Ok(()),
+            Self::Regex(text) | Self::Grammar(text) => within(text.len()),
+            Self::Choice(texts) => {
+                let fits = (1..=MAX_TEXTS).contains(&texts.len());
+                require(fits, "choice", format!("{} texts", texts.len()), || {
+                    format!("1 to {MAX_TEXTS} texts")
+                })?;
+                let is_whole = texts.iter().all(|text| !text.is_empty());
+                require(is_whole, "choice", "an empty text", || "texts of 1 byte or more".into())?;
+                within(texts.iter().map(String::len).sum())
+            }
+        }
+    }
+}
+
+/// How a token is chosen. The fields are applied in the order penalties, bias, (a request's
+/// constraint,) temperature, `top_k`, `top_p`, `min_p`; the defaults change nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
@@ -336,6 +415,8 @@ pub enum StopCause {
     Token(u32),
     /// One of the request's `stop` strings.
     Text(String),
+    /// The request's constraint, which admits nothing more.
+    Constraint,
 }
 
 fn require(

@@ -14,6 +14,7 @@ use std::time::Instant;
 use checkpoints::TreeStats;
 use state_pool::PoolStats;
 
+use super::constraint::{Matcher, PendingMask, beside};
 use super::door::Door;
 use super::executor::{Executor, PlannedDraw};
 use super::lower::{lower, lower_transfers};
@@ -69,6 +70,8 @@ struct Record {
     choice: usize,
     seed: u64,
     text: AnswerText,
+    /// Follows the tokens, where the request has a constraint; away while its mask is computed.
+    matcher: Option<Matcher>,
     submitted: Instant,
     last_token: Instant,
     figures: Figures,
@@ -129,12 +132,17 @@ impl<E: Executor> Core<E> {
         let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
         let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
+            let matcher = request.constraint.as_ref().map(|constraint| {
+                let matcher = self.door.grammars.matcher(constraint);
+                matcher.unwrap_or_else(|error| Matcher::broken(&error))
+            });
             let record = Record {
+                matcher,
                 request: Arc::clone(&request),
                 id,
                 choice,
                 seed: request.sampling.seed.unwrap_or(seed),
-                text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
+                text: AnswerText::new(self.door.tokenizer.as_deref(), &request),
                 submitted: now,
                 last_token: now,
                 figures: Figures { prompt_tokens: request.prompt.len(), ..Figures::default() },
@@ -228,22 +236,34 @@ impl<E: Executor> Core<E> {
         let scheduler = &self.scheduler;
         let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
         let batch = lower(plan, find, device);
+        let (owners, mut matchers) = take_matchers(plan, &mut self.records);
+        let masks: Vec<PendingMask> = matchers.iter().map(|_| PendingMask::default()).collect();
+        let mut waiting = owners.iter().zip(&masks).peekable();
         let mut draws = Vec::with_capacity(plan.draws.len());
         for (row, (sequence, who)) in plan.drawing().enumerate() {
             let sequence = find(sequence);
             for id in who {
                 let record = &self.records[id];
                 let draw = Draw {
-                    params: &record.request.sampling,
-                    seed: record.seed,
                     choice: record.choice,
-                    tokens: sequence.tokens(),
-                    prompt_len: sequence.prompt_len(),
+                    ruled_out: record.ruled_out(&self.door.stop_tokens),
+                    ..Draw::new(
+                        &record.request.sampling,
+                        record.seed,
+                        sequence.tokens(),
+                        sequence.prompt_len(),
+                    )
                 };
-                draws.push(PlannedDraw { sequence: *id, row, draw });
+                let mask = waiting.next_if(|(owner, _)| *owner == id).map(|(_, mask)| mask);
+                draws.push(PlannedDraw { sequence: *id, row, draw, mask });
             }
         }
-        self.executor.step(&batch, jobs, &draws)
+        let report = beside(&mut matchers, &masks, || self.executor.step(&batch, jobs, &draws));
+        for (id, matcher) in owners.iter().zip(matchers) {
+            let record = self.records.get_mut(id).expect("who draws has a record");
+            record.matcher = Some(matcher);
+        }
+        report
     }
 
     /// The first span of a request is the start of all its answers: they have the prompt in common.
@@ -337,6 +357,16 @@ impl<E: Executor> Core<E> {
     }
 }
 
+/// The matchers of those who draw in a step, in the order of their draws, and whose they are.
+fn take_matchers(
+    plan: &StepPlan,
+    records: &mut HashMap<SequenceId, Record>,
+) -> (Vec<SequenceId>, Vec<Matcher>) {
+    let who = plan.drawing().flat_map(|(_, who)| who);
+    let taken = who.filter_map(|id| Some((*id, records.get_mut(id)?.matcher.take()?)));
+    taken.unzip()
+}
+
 impl Record {
     /// An event in which nothing has happened yet.
     fn event(&self) -> Event {
@@ -355,16 +385,34 @@ impl Record {
         }
         self.last_token = now;
         let stop = self.stop_cause(token, stop_tokens);
-        let (text, stopped_by) = self.text.push(token, stop.is_some());
+        let may_end = self.figures.generated_tokens > self.request.min_tokens;
+        let (text, stopped_by) = self.text.push(token, stop.is_some(), may_end);
         let by_text = |index: usize| StopCause::Text(self.request.stop[index].clone());
+        let is_full = self.figures.generated_tokens == self.request.max_tokens;
         let reason = match stop.or_else(|| stopped_by.map(by_text)) {
             Some(cause) => Some(FinishReason::Stop(cause)),
-            None if self.figures.generated_tokens == self.request.max_tokens => {
-                Some(FinishReason::Length)
-            }
-            None => None,
+            None => self.match_on(token).or(is_full.then_some(FinishReason::Length)),
         };
         (text, reason)
+    }
+
+    /// Tells the constraint of a token; returns why the answer ends with it, if it does.
+    fn match_on(&mut self, token: u32) -> Option<FinishReason> {
+        match self.matcher.as_mut()?.advance(token) {
+            Ok(false) => None,
+            Ok(true) => Some(FinishReason::Stop(StopCause::Constraint)),
+            Err(reason) => Some(FinishReason::Failed(reason)),
+        }
+    }
+
+    /// The ends that may not be drawn next: all before `min_tokens`; and where the model's own are
+    /// to be ignored a constraint, which would allow them, must not bring them up.
+    fn ruled_out<'a>(&'a self, stop_tokens: &'a [u32]) -> [&'a [u32]; 2] {
+        let request = &self.request;
+        let is_early = self.figures.generated_tokens < request.min_tokens;
+        let rules_eos = if request.ignore_eos { request.constraint.is_some() } else { is_early };
+        let if_set = |is_set: bool, ids: &'a [u32]| if is_set { ids } else { &[] };
+        [if_set(rules_eos, stop_tokens), if_set(is_early, &request.stop_token_ids)]
     }
 
     fn stop_cause(&self, token: u32, stop_tokens: &[u32]) -> Option<StopCause> {

@@ -29,6 +29,7 @@
 //! ```
 
 mod builder;
+pub mod constraint;
 pub mod core;
 pub mod door;
 mod error;

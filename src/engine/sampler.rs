@@ -5,8 +5,9 @@
 //! scratch memory, so draws may be made in any order, by any sampler, after a preemption or a
 //! restart, and give the same token.
 //!
-//! Order: repetition penalty, frequency and presence penalty, bias, temperature, top-k, top-p,
-//! min-p. What is kept is walked in descending probability, equal ones by rising id, until the
+//! Order: repetition penalty, frequency and presence penalty, bias, what is ruled out (a
+//! constraint's mask, tokens that must not end the answer yet), temperature, top-k, top-p, min-p.
+//! What is kept is walked in descending probability, equal ones by rising id, until the
 //! walk has passed `uniform(seed + choice, position)` of the kept mass. Only as much of the
 //! vocabulary is sorted as the walk needs.
 //!
@@ -34,6 +35,45 @@ pub enum SampleError {
     /// Every token is ruled out.
     #[error("no token is left: every logit is minus infinity")]
     NothingLeft,
+    /// Every token that the model could write is ruled out by the request.
+    #[error("the constraint and the ends ruled out leave none of the model's tokens")]
+    NothingAllowed,
+}
+
+/// Which tokens may be drawn: a bit each, the lowest of the first word for token 0. Tokens beyond
+/// its words may not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u32>,
+}
+
+impl TokenMask {
+    /// A mask of these bits.
+    pub fn new(words: Vec<u32>) -> TokenMask {
+        TokenMask { words }
+    }
+
+    /// Whether a token may be drawn.
+    pub fn allows(&self, id: u32) -> bool {
+        let word = self.words.get(id as usize / 32);
+        word.is_some_and(|word| word >> (id % 32) & 1 == 1)
+    }
+
+    /// Sets the scores of all others to minus infinity.
+    fn apply(&self, scores: &mut [f32]) {
+        for (scores, &word) in scores.chunks_mut(32).zip(&self.words) {
+            if word == u32::MAX {
+                continue;
+            }
+            for (bit, score) in scores.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+        let covered = scores.len().min(self.words.len() * 32);
+        scores[covered..].fill(f32::NEG_INFINITY);
+    }
 }
 
 /// What a draw depends on besides the logits.
@@ -49,6 +89,29 @@ pub struct Draw<'a> {
     pub tokens: &'a [u32],
     /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
+    /// What a constraint allows, if there is one.
+    pub mask: Option<&'a TokenMask>,
+    /// Tokens that are not to be drawn here: ends that come too early.
+    pub ruled_out: [&'a [u32]; 2],
+}
+
+impl<'a> Draw<'a> {
+    /// A draw for the only answer of a request, from all tokens.
+    pub fn new(
+        params: &'a SamplingParams,
+        seed: u64,
+        tokens: &'a [u32],
+        prompt_len: usize,
+    ) -> Self {
+        let (mask, ruled_out) = (None, [&[][..]; 2]);
+        Draw { params, seed, choice: 0, tokens, prompt_len, mask, ruled_out }
+    }
+
+    /// Whether the logits are used as the model gave them.
+    fn leaves_logits_alone(&self) -> bool {
+        let rules_out = self.mask.is_some() || self.ruled_out.iter().any(|ids| !ids.is_empty());
+        self.params.leaves_logits_alone() && !rules_out
+    }
 }
 
 /// A drawn token.
@@ -81,18 +144,22 @@ impl Sampler {
 
     /// Draws one token.
     ///
+    /// # Errors
+    /// Logits that are no distribution, or nothing left to draw from.
+    ///
     /// # Panics
     /// When a token id of `draw` is not below `logits.len()`, or `prompt_len` exceeds the tokens.
     pub fn draw(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<Sampled, SampleError> {
         refuse_broken(logits)?;
         let params = draw.params;
-        let id = if params.leaves_logits_alone() {
+        let id = if draw.leaves_logits_alone() {
             choose(logits, draw, &mut self.keys, &mut self.sums)
         } else {
             self.scores.clear();
             self.scores.extend_from_slice(logits);
             self.counts.resize(logits.len(), 0);
             adjust(&mut self.scores, draw, &mut self.counts);
+            rule_out(&mut self.scores, draw)?;
             choose(&self.scores, draw, &mut self.keys, &mut self.sums)
         };
         let logprobs = params.logprobs.map(|top| logprobs(logits, id, top, &mut self.keys));
@@ -158,6 +225,18 @@ fn adjust(scores: &mut [f32], draw: &Draw<'_>, counts: &mut [u32]) {
         let biased = scores[id as usize] + bias;
         set_finite(&mut scores[id as usize], biased);
     }
+}
+
+/// Rules tokens out, in place.
+fn rule_out(scores: &mut [f32], draw: &Draw<'_>) -> Result<(), SampleError> {
+    if let Some(mask) = draw.mask {
+        mask.apply(scores);
+    }
+    for &id in draw.ruled_out.into_iter().flatten() {
+        scores[id as usize] = f32::NEG_INFINITY;
+    }
+    let is_left = scores.iter().any(|&score| score > f32::NEG_INFINITY);
+    if is_left { Ok(()) } else { Err(SampleError::NothingAllowed) }
 }
 
 /// Calls `visit` with each id of `tokens` and how often it occurs. `counts` is zero before and
