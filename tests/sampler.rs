@@ -4,7 +4,8 @@
 //! order, a wrong mass or a wrong tie shows as another token. Chance is fixed: every seed is a
 //! constant, the bounds are ones that a correct sampler misses once in about a million seeds.
 
-use deltapool::engine::sampler::{Draw, SampleError, Sampled, Sampler, TokenMask, uniform};
+use deltapool::engine::mask::TokenMask;
+use deltapool::engine::sampler::{Draw, SampleError, Sampled, Sampler, uniform};
 use deltapool::request::SamplingParams;
 
 fn draw_at(logits: &[f32], params: &SamplingParams, seed: u64, tokens: &[u32]) -> u32 {

@@ -22,7 +22,7 @@ use llguidance::toktrie::{
 use llguidance::{ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
-use super::sampler::TokenMask;
+use super::mask::{PendingMask, TokenMask};
 use crate::request::{Constraint, MAX_CONSTRAINT_BYTES};
 use crate::text::{Tokenizer, json_grammar, lark_literal};
 
@@ -279,25 +279,6 @@ fn fault(parser: &TokenParser, error: &str) -> String {
     }
 }
 
-/// A mask that is being computed.
-#[derive(Debug, Default)]
-pub struct PendingMask(OnceLock<Result<TokenMask, String>>);
-
-impl PendingMask {
-    /// A mask that is there.
-    pub fn ready(mask: Result<TokenMask, String>) -> PendingMask {
-        PendingMask(OnceLock::from(mask))
-    }
-
-    /// Waits for it.
-    ///
-    /// # Errors
-    /// As [`Matcher::mask`].
-    pub fn wait(&self) -> Result<&TokenMask, &str> {
-        self.0.wait().as_ref().map_err(String::as_str)
-    }
-}
-
 /// Runs `step` while a thread beside it computes the mask of each of `matchers`.
 pub(super) fn beside<T>(
     matchers: &mut [Matcher],
@@ -307,21 +288,19 @@ pub(super) fn beside<T>(
     if matchers.is_empty() {
         return step();
     }
-    let matchers = Mutex::new(matchers);
     let fill = || {
-        let mut matchers = matchers.lock().unwrap_or_else(PoisonError::into_inner);
         for (matcher, pending) in matchers.iter_mut().zip(pending) {
             // Whoever waits must hear something.
             let mask = catch_unwind(AssertUnwindSafe(|| matcher.mask()));
             let mask = mask.unwrap_or_else(|_| Err("the constraint's matcher panicked".to_owned()));
-            let _ = pending.0.set(mask);
+            pending.set(mask);
         }
     };
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("deltapool-masks".to_owned());
-        if thread.stack_size(STACK_BYTES).spawn_scoped(scope, &fill).is_err() {
-            // Without a thread they are computed before the step.
-            fill();
+        if let Err(error) = thread.stack_size(STACK_BYTES).spawn_scoped(scope, fill) {
+            let told = format!("no thread to compute the constraint's mask: {error}");
+            pending.iter().for_each(|pending| pending.set(Err(told.clone())));
         }
         step()
     })

@@ -5,8 +5,8 @@ use std::time::Instant;
 use kernels::pack::{pack, unpack};
 use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
 
-use super::constraint::PendingMask;
 use super::lower::Job;
+use super::mask::PendingMask;
 use super::sampler::{Draw, Sampler};
 use crate::models::decoder::Observer;
 use crate::models::{Batch, Model, Workspace};

@@ -15,7 +15,11 @@
 //! top-p of the mass before top-k, logprobs of the tempered distribution. `tests/sampler.rs`
 //! holds a naive twin and numbers worked by hand against each of them.
 
+mod exp;
+
+use super::mask::TokenMask;
 use crate::request::{Logprobs, SamplingParams};
+use exp::{exp_nonpositive, sum_exp};
 
 /// Why no token could be drawn: the logits are the machine's fault, not the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -38,42 +42,6 @@ pub enum SampleError {
     /// Every token that the model could write is ruled out by the request.
     #[error("the constraint and the ends ruled out leave none of the model's tokens")]
     NothingAllowed,
-}
-
-/// Which tokens may be drawn: a bit each, the lowest of the first word for token 0. Tokens beyond
-/// its words may not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenMask {
-    words: Vec<u32>,
-}
-
-impl TokenMask {
-    /// A mask of these bits.
-    pub fn new(words: Vec<u32>) -> TokenMask {
-        TokenMask { words }
-    }
-
-    /// Whether a token may be drawn.
-    pub fn allows(&self, id: u32) -> bool {
-        let word = self.words.get(id as usize / 32);
-        word.is_some_and(|word| word >> (id % 32) & 1 == 1)
-    }
-
-    /// Sets the scores of all others to minus infinity.
-    fn apply(&self, scores: &mut [f32]) {
-        for (scores, &word) in scores.chunks_mut(32).zip(&self.words) {
-            if word == u32::MAX {
-                continue;
-            }
-            for (bit, score) in scores.iter_mut().enumerate() {
-                if word >> bit & 1 == 0 {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
-        }
-        let covered = scores.len().min(self.words.len() * 32);
-        scores[covered..].fill(f32::NEG_INFINITY);
-    }
 }
 
 /// What a draw depends on besides the logits.
@@ -391,76 +359,9 @@ fn key_id(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
-/// Sum of `exp((score - max) * rate)`, in eight lanes of fixed order.
-fn sum_exp(scores: &[f32], max: f64, rate: f64) -> f64 {
-    const LANES: usize = 8;
-    let mut lanes = [0.0; LANES];
-    let chunks = scores.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, &score) in lanes.iter_mut().zip(chunk) {
-            *lane += exp_nonpositive((f64::from(score) - max) * rate);
-        }
-    }
-    for (lane, &score) in lanes.iter_mut().zip(rest) {
-        *lane += exp_nonpositive((f64::from(score) - max) * rate);
-    }
-    lanes.iter().sum()
-}
-
-/// `exp(x)` for `x <= 0` to about one unit in the last place; 0 below -708.
-///
-/// Written out because the C library's differs in the last bit between systems, which would move
-/// draws that fall on a border. `x = k ln 2 + r` with `|r| <= ln 2 / 2`, a polynomial for `exp(r)`,
-/// then `k` is added to the exponent.
-fn exp_nonpositive(x: f64) -> f64 {
-    /// Adding it leaves the nearest integer in the low bits of the sum.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
-    /// The upper bits of ln 2, so that `k * LN_2_HIGH` is exact, and the rest.
-    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
-    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    /// 1/n!, from n = 13 down to 0.
-    const COEFFICIENTS: [f64; 14] = [
-        1.0 / 6_227_020_800.0,
-        1.0 / 479_001_600.0,
-        1.0 / 39_916_800.0,
-        1.0 / 3_628_800.0,
-        1.0 / 362_880.0,
-        1.0 / 40_320.0,
-        1.0 / 5_040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ];
-    let clamped = if x < -708.0 { -708.0 } else { x };
-    let shifted = clamped * std::f64::consts::LOG2_E + ROUND;
-    let k = shifted - ROUND;
-    let r = (clamped - k * LN_2_HIGH) - k * LN_2_LOW;
-    let series = COEFFICIENTS.iter().fold(0.0, |sum, c| sum * r + c);
-    let scaled = f64::from_bits(series.to_bits().wrapping_add(shifted.to_bits() << 52));
-    if x < -708.0 { 0.0 } else { scaled }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exp_agrees_with_the_c_library() {
-        assert_eq!(exp_nonpositive(0.0), 1.0);
-        assert_eq!(exp_nonpositive(-0.0), 1.0);
-        assert_eq!(exp_nonpositive(f64::NEG_INFINITY), 0.0);
-        assert_eq!(exp_nonpositive(-709.0), 0.0);
-        for i in 0..70_800 {
-            let x = -f64::from(i) * 0.009_999_7;
-            let error = (exp_nonpositive(x) / x.exp() - 1.0).abs();
-            assert!(error < 5e-16, "exp({x}) is off by {error:e}");
-        }
-    }
 
     #[test]
     fn ranking_is_the_full_sort_however_far_it_is_asked() {
