@@ -12,7 +12,7 @@ use deltapool::config::EngineConfig;
 use deltapool::engine::{Engine, SubmitError};
 use deltapool::models::ModelFiles;
 use deltapool::request::{Constraint, FinishReason, Request, SamplingParams, StopCause};
-use deltapool::text::{Specials, TextFiles, Tokenizer};
+use deltapool::text::{AnswerFormat, AnswerParser, Piece, Specials, TextFiles, Tokenizer, Tool};
 use serde_json::{Value, json};
 
 fn tokenizer() -> Arc<Tokenizer> {
@@ -324,4 +324,52 @@ fn special_tokens_are_written_out_where_asked() {
         request.sampling.logit_bias = [(eos, 100.0)].into();
         assert_eq!(answer(&engine, request).0, "");
     }
+}
+
+/// A model that knows of no tools calls one all the same, with arguments of its schema.
+#[test]
+fn forced_calls_have_valid_arguments_whatever_the_seed() {
+    let engine = engine();
+    let format = AnswerFormat::detect(None, Some(&tokenizer()));
+    let tool = |name: &str, parameters| Tool {
+        name: name.to_owned(),
+        description: None,
+        parameters: Some(parameters),
+    };
+    let tools =
+        [tool("greet", person()), tool("wait", json!({"type": "object", "maxProperties": 0}))];
+    let mut called = BTreeSet::new();
+    for seed in 0..16 {
+        let several = seed % 2 == 1;
+        let grammar = format.force(&tools, several, "").expect("there are tools");
+        let mut request = constrained(&Constraint::Grammar(grammar), seed);
+        request.max_tokens = 900;
+        let mut parser = AnswerParser::new(&format, &tools, "", true);
+        let mut pieces = Vec::new();
+        for event in engine.submit(request).expect("it is taken") {
+            pieces.extend(parser.push(&event.text));
+            let reason = event.finish.map(|finish| finish.reason);
+            assert!(matches!(reason, None | Some(FinishReason::Stop(_))), "{reason:?}: {pieces:?}");
+        }
+        pieces.extend(parser.finish());
+        let mut calls: Vec<(String, String)> = Vec::new();
+        for piece in pieces {
+            match piece {
+                Piece::Call { name, .. } => calls.push((name, String::new())),
+                Piece::Arguments { index, text } => calls[index].1.push_str(&text),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(!calls.is_empty() && (several || calls.len() == 1), "{calls:?}");
+        for (name, arguments) in calls {
+            let value: Value = serde_json::from_str(&arguments).expect("JSON");
+            match name.as_str() {
+                "greet" => assert!(value["age"].is_u64() && value["name"].is_string(), "{value}"),
+                "wait" => assert_eq!(value, json!({})),
+                other => panic!("{other}"),
+            }
+            called.insert(name);
+        }
+    }
+    assert_eq!(called.len(), 2, "one tool is never called");
 }

@@ -33,7 +33,7 @@ const MAX_KEPT: usize = 64;
 /// a grammar is nested. Only what is used of it becomes memory.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Work to build a grammar's lexer, in the library's units: a fifth of a second.
+/// Work to build a grammar's lexer, in the library's units.
 const LEXER_FUEL: u64 = 1_000_000;
 
 /// Symbols of a compiled grammar.
