@@ -4,11 +4,15 @@
 //! let through, no later layer has to doubt. Limits that depend on memory (context length, blocks)
 //! are the engine's and are checked at submit.
 
+mod constraint;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use constraint::{Constraint, MAX_CONSTRAINT_BYTES, MAX_TEXTS};
 
 /// Most answers of one request.
 pub const MAX_CHOICES: usize = 128;
@@ -40,12 +44,24 @@ pub struct Request {
     pub max_tokens: usize,
     /// How each token is chosen.
     pub sampling: SamplingParams,
-    /// Texts that end the answer, matched across token borders; none of them is part of it.
+    /// Texts that end the answer, matched across token borders; none of them is part of it unless
+    /// `include_stop_text` says so.
     pub stop: Vec<String>,
+    /// Leave the stop text that ended the answer in it.
+    pub include_stop_text: bool,
     /// Token ids that end the answer besides the model's own end of sequence.
     pub stop_token_ids: Vec<u32>,
     /// Generate on past the model's end of sequence.
     pub ignore_eos: bool,
+    /// No end within so many tokens, `max_tokens` at most: until then the model's end of sequence
+    /// and `stop_token_ids` are ruled out, and stop texts are looked for only in what follows. A
+    /// constraint that admits nothing more ends the answer all the same.
+    pub min_tokens: usize,
+    /// Leave special tokens out of the text; without it they are written out, but for the one that
+    /// ends the answer.
+    pub skip_special_tokens: bool,
+    /// What the answer may be.
+    pub constraint: Option<Constraint>,
     /// Answers wanted. The prompt is computed once; answer `i` is what a request for one answer
     /// with seed `seed + i` gives.
     pub n: usize,
@@ -66,8 +82,12 @@ impl Request {
             max_tokens,
             sampling: SamplingParams::default(),
             stop: Vec::new(),
+            include_stop_text: false,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
+            min_tokens: 0,
+            skip_special_tokens: true,
+            constraint: None,
             n: 1,
             priority: None,
             cache_salt: None,
@@ -85,6 +105,9 @@ impl Request {
             format!("1 to {MAX_CHOICES}")
         })?;
         require(self.max_tokens > 0, "max_tokens", self.max_tokens, || "1 or more".into())?;
+        require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, || {
+            format!("0 to {}, the most tokens to generate", self.max_tokens)
+        })?;
         require(self.stop.len() <= MAX_STOP_STRINGS, "stop", self.stop.len(), || {
             format!("{MAX_STOP_STRINGS} strings at most")
         })?;
@@ -114,12 +137,13 @@ impl Request {
                 format!("1 to {}, the tokens of the prompt", self.prompt.len())
             })?;
         }
+        self.constraint.as_ref().map_or(Ok(()), Constraint::check)?;
         self.sampling.check(vocab_size)
     }
 }
 
-/// How a token is chosen. The fields are applied in the order penalties, bias, temperature,
-/// `top_k`, `top_p`, `min_p`; the defaults change nothing.
+/// How a token is chosen. The fields are applied in the order penalties, bias, (a request's
+/// constraint,) temperature, `top_k`, `top_p`, `min_p`; the defaults change nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
@@ -336,6 +360,8 @@ pub enum StopCause {
     Token(u32),
     /// One of the request's `stop` strings.
     Text(String),
+    /// The request's constraint, which admits nothing more.
+    Constraint,
 }
 
 fn require(

@@ -99,6 +99,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("clap", &["src/cli", "src/main.rs"]),
     ("cpu_time", &["kernels/src/clock"]),
     ("cudarc", &["kernels/src/cuda"]),
+    ("llguidance", &["src/engine/constraint.rs"]),
     ("memmap2", &["kernels/src/"]),
     ("minijinja", &["src/text"]),
     ("minijinja_contrib", &["src/text"]),

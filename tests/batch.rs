@@ -479,6 +479,55 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
     assert_eq!((stderr(&ran), ran.status.code()), (error, Some(1)));
 }
 
+/// What an answer may be is kept at any temperature, and what cannot be kept is an error of its line.
+#[test]
+fn answers_keep_to_what_their_lines_ask_for() {
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
+    let mut lines: Vec<Value> = [
+        json!({"structured_outputs": {"choice": ["yes", "no"]}}),
+        json!({"structured_outputs": {"regex": "[a-z]{3}[0-9]"}, "n": 2}),
+        json!({"structured_outputs": {"grammar": "start: \"a\"{4}"}}),
+        json!({"structured_outputs": {"json": schema}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}),
+        json!({"response_format": {"type": "text"}, "max_tokens": 2, "min_tokens": 2}),
+        json!({"structured_outputs": {"json": {"type": "nil"}}}),
+        json!({"structured_outputs": {"json": {}, "regex": "a"}}),
+        json!({"structured_outputs": {"xml": "a"}}),
+        json!({"response_format": {"type": "yaml"}}),
+        json!({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}),
+        json!({"max_tokens": 1, "min_tokens": 2}),
+    ]
+    .into();
+    for line in &mut lines {
+        line["prompt"] = "Once".into();
+        line["temperature"] = 1.0.into();
+        line["seed"] = 5.into();
+    }
+    let answers = rows(&stdout(&batch(&lines, &ROOMY)));
+    let text = |i: usize| answers[i]["text"].as_str().unwrap_or_default();
+    assert!(["yes", "no"].contains(&text(0)), "{}", answers[0]);
+    for answer in answers[1]["choices"].as_array().expect("two answers") {
+        assert_eq!(answer["text"].as_str().map(str::len), Some(4), "{answer}");
+    }
+    assert_eq!((text(2), answers[2]["finish_reason"].as_str()), ("aaaa", Some("stop")));
+    for i in [3, 4] {
+        let value: Value = serde_json::from_str(text(i)).expect("JSON");
+        assert!([1, 2].map(Value::from).contains(&value["n"]), "{value}");
+    }
+    assert_eq!(answers[5]["output_ids"].as_array().map(Vec::len), Some(2));
+    for (i, error) in [
+        (6, "json_schema: "),
+        (7, "structured_outputs: expected one of json, regex, choice and grammar"),
+        (8, "unknown field: structured_outputs.xml"),
+        (9, "response_format.type: expected text, json_object or json_schema"),
+        (10, "structured_outputs and response_format: only one of them may be given"),
+        (11, "min_tokens is 2, allowed: 0 to 1, the most tokens to generate"),
+    ] {
+        let told = answers[i]["error"].as_str().unwrap_or_default();
+        assert!(told.starts_with(error), "line {i}: {}", answers[i]);
+    }
+}
+
 #[test]
 fn limits_and_summary_go_to_standard_error_unless_quiet() {
     let folder = tempfile::tempdir().expect("a temporary folder");

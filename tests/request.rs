@@ -1,6 +1,6 @@
 //! What a caller may ask for: every range, and the exact words of each refusal.
 
-use deltapool::request::{InvalidParam, Request, SamplingParams};
+use deltapool::request::{Constraint, InvalidParam, Request, SamplingParams};
 
 #[test]
 fn invalid_parameters_are_told_by_field_value_and_range() {
@@ -81,6 +81,23 @@ fn invalid_requests_are_told_by_field_value_and_range() {
             "stop_token_ids is token 400, allowed: tokens 0 to 99",
         ),
         (|r| r.sampling.top_p = 7.0, "top_p is 7, allowed: above 0, at most 1"),
+        (|r| r.min_tokens = 2, "min_tokens is 2, allowed: 0 to 1, the most tokens to generate"),
+        (
+            |r| constrain(r, Constraint::Regex(String::new())),
+            "regex is 0 bytes, allowed: 1 to 262144 bytes",
+        ),
+        (
+            |r| constrain(r, Constraint::Grammar(" ".repeat(262_145))),
+            "grammar is 262145 bytes, allowed: 1 to 262144 bytes",
+        ),
+        (
+            |r| constrain(r, Constraint::Choice(vec![])),
+            "choice is 0 texts, allowed: 1 to 1024 texts",
+        ),
+        (
+            |r| constrain(r, Constraint::Choice(vec!["a".into(), String::new()])),
+            "choice is an empty text, allowed: texts of 1 byte or more",
+        ),
     ];
     let sound = Request {
         stop: vec!["\n\n".into()],
@@ -93,6 +110,10 @@ fn invalid_requests_are_told_by_field_value_and_range() {
         change(&mut request);
         assert_eq!(request.check(100).map_err(|e| e.to_string()), Err((*text).into()));
     }
+}
+
+fn constrain(request: &mut Request, constraint: Constraint) {
+    request.constraint = Some(constraint);
 }
 
 #[test]

@@ -4,11 +4,12 @@
 //! order, a wrong mass or a wrong tie shows as another token. Chance is fixed: every seed is a
 //! constant, the bounds are ones that a correct sampler misses once in about a million seeds.
 
+use deltapool::engine::mask::TokenMask;
 use deltapool::engine::sampler::{Draw, SampleError, Sampled, Sampler, uniform};
 use deltapool::request::SamplingParams;
 
 fn draw_at(logits: &[f32], params: &SamplingParams, seed: u64, tokens: &[u32]) -> u32 {
-    let draw = Draw { params, seed, choice: 0, tokens, prompt_len: tokens.len() };
+    let draw = Draw::new(params, seed, tokens, tokens.len());
     Sampler::new().draw(logits, &draw).expect("the logits are sound").id
 }
 
@@ -79,13 +80,7 @@ fn every_filter_alone_and_combined_is_the_naive_twin() {
                                 ..SamplingParams::default()
                             };
                             let tokens = vec![0; case as usize];
-                            let draw = Draw {
-                                params: &params,
-                                seed: case,
-                                choice: 3,
-                                tokens: &tokens,
-                                prompt_len: 0,
-                            };
+                            let draw = Draw { choice: 3, ..Draw::new(&params, case, &tokens, 0) };
                             let u = uniform(case + 3, case);
                             let expected = naive_draw(&logits, &params, u);
                             let got = sampler.draw(&logits, &draw).expect("sound logits").id;
@@ -217,7 +212,7 @@ fn ranked(logits: &[f32], params: &SamplingParams, tokens: &[u32], prompt_len: u
     let mut logits = logits.to_vec();
     let mut order = Vec::new();
     for _ in 0..logits.len() {
-        let draw = Draw { params, seed: 0, choice: 0, tokens, prompt_len };
+        let draw = Draw::new(params, 0, tokens, prompt_len);
         let id = Sampler::new().draw(&logits, &draw).expect("sound logits").id;
         logits[id as usize] = f32::NEG_INFINITY;
         order.push(id);
@@ -290,8 +285,7 @@ fn draws_do_not_depend_on_the_order_of_calls() {
     let tokens: Vec<u32> = (0..300).map(|i| (uniform(5, i) * 400.0) as u32).collect();
     let logits: Vec<Vec<f32>> = (0..40).map(|i| random_logits(100 + i, 400)).collect();
     let draw = |sampler: &mut Sampler, i: usize, choice| {
-        let draw =
-            Draw { params: &params, seed: 8, choice, tokens: &tokens[..60 + i], prompt_len: 50 };
+        let draw = Draw { choice, ..Draw::new(&params, 8, &tokens[..60 + i], 50) };
         sampler.draw(&logits[i], &draw).expect("sound logits")
     };
     let mut one = Sampler::new();
@@ -300,16 +294,8 @@ fn draws_do_not_depend_on_the_order_of_calls() {
         .rev()
         .map(|i| {
             // A draw of another shape and a failed one in between leave no trace.
-            one.draw(
-                &[1.0, 2.0],
-                &Draw { params: &greedy(), seed: 1, choice: 0, tokens: &[1], prompt_len: 0 },
-            )
-            .expect("sound logits");
-            one.draw(
-                &[f32::NAN],
-                &Draw { params: &params, seed: 1, choice: 0, tokens: &[0], prompt_len: 0 },
-            )
-            .expect_err("NaN");
+            one.draw(&[1.0, 2.0], &Draw::new(&greedy(), 1, &[1], 0)).expect("sound logits");
+            one.draw(&[f32::NAN], &Draw::new(&params, 1, &[0], 0)).expect_err("NaN");
             draw(&mut one, i, 1)
         })
         .collect();
@@ -326,7 +312,7 @@ fn choice_i_of_seed_s_is_choice_0_of_seed_s_plus_i() {
     let params = SamplingParams { temperature: 2.0, ..SamplingParams::default() };
     let logits = random_logits(1, 300);
     let id = |seed, choice| {
-        let draw = Draw { params: &params, seed, choice, tokens: &[3, 4], prompt_len: 2 };
+        let draw = Draw { choice, ..Draw::new(&params, seed, &[3, 4], 2) };
         Sampler::new().draw(&logits, &draw).expect("sound logits").id
     };
     for choice in 0..16 {
@@ -349,7 +335,7 @@ fn logprobs_are_of_the_raw_distribution() {
         ..SamplingParams::default()
     };
     let draw = |params: &SamplingParams| {
-        let draw = Draw { params, seed: 0, choice: 0, tokens: &[0], prompt_len: 1 };
+        let draw = Draw::new(params, 0, &[0], 1);
         let sampled = Sampler::new().draw(&logits, &draw).expect("sound logits");
         (sampled.id, sampled.logprobs)
     };
@@ -381,7 +367,7 @@ fn broken_logits_are_an_error_in_every_mode() {
         SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() },
     ];
     for params in &modes {
-        let draw = Draw { params, seed: 0, choice: 0, tokens: &[0], prompt_len: 0 };
+        let draw = Draw::new(params, 0, &[0], 0);
         let result = |logits: &[f32]| Sampler::new().draw(logits, &draw).map(|s| s.id);
         let (nan, infinity) = (f32::NAN, f32::INFINITY);
         assert_eq!(result(&[1.0, nan, nan]), Err(SampleError::NotANumber { id: 1 }));
@@ -394,4 +380,43 @@ fn broken_logits_are_an_error_in_every_mode() {
         SampleError::NotANumber { id: 7 }.to_string(),
         "the logit of token 7 is not a number"
     );
+}
+
+/// What is ruled out is out of the draw as if its logit were minus infinity after penalties and
+/// bias, and the logprobs are those of the raw distribution all the same.
+#[test]
+fn what_is_ruled_out_is_never_drawn_and_leaves_the_logprobs_alone() {
+    let logits = random_logits(3, 70);
+    let mask = TokenMask::new(vec![0b1010_0110, u32::MAX, 0b11]);
+    let params = SamplingParams {
+        logit_bias: [(0, 100.0), (33, 9.0)].into(),
+        logprobs: Some(3),
+        ..SamplingParams::default()
+    };
+    let ruled_out = [&[33, 40][..], &[2]];
+    let allowed = |id: usize| {
+        let bit = [0b1010_0110_u64 >> (id % 32), !0, 0b11 >> (id % 32)][id / 32] & 1 == 1;
+        bit && ![33, 40, 2].contains(&id)
+    };
+    let mut biased = logits.clone();
+    for id in 0..70 {
+        biased[id] = if allowed(id) { biased[id] } else { f32::NEG_INFINITY };
+    }
+    let (mut sampler, mut plain) = (Sampler::new(), SamplingParams::default());
+    plain.logprobs = Some(3);
+    let mut drawn = std::collections::BTreeSet::new();
+    for seed in 0..400 {
+        let draw = Draw { mask: Some(&mask), ruled_out, ..Draw::new(&params, seed, &[1], 1) };
+        let got = sampler.draw(&logits, &draw).expect("something is left");
+        let twin = sampler.draw(&biased, &Draw::new(&SamplingParams::default(), seed, &[1], 1));
+        assert_eq!(got.id, twin.expect("something is left").id, "seed {seed}");
+        let raw = sampler.draw(&logits, &Draw::new(&plain, seed, &[1], 1)).expect("sound logits");
+        assert_eq!(got.logprobs.expect("asked for").top, raw.logprobs.expect("asked for").top);
+        drawn.insert(got.id);
+    }
+    assert!(drawn.len() > 7 && drawn.iter().all(|&id| allowed(id as usize)), "{drawn:?}");
+    let none = TokenMask::new(vec![1 << 2]);
+    let draw = Draw { mask: Some(&none), ruled_out, ..Draw::new(&params, 0, &[1], 1) };
+    assert_eq!(sampler.draw(&logits, &draw), Err(SampleError::NothingAllowed));
+    assert!(none.allows(2) && !none.allows(3) && !none.allows(500));
 }

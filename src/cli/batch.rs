@@ -1,6 +1,7 @@
 //! `deltapool batch`: runs a file of requests, many at once, and writes a file of answers.
 
 mod answer;
+mod constraint;
 mod line;
 mod replay;
 mod streams;
@@ -53,7 +54,14 @@ A request: {\"prompt\": TEXT} or {\"prompt_ids\": [...]} or {\"messages\": [...]
   top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty
   logit_bias          {\"token id\": bias}
   stop                a string or a list of strings; stop_token_ids: a list of ids
+  include_stop_str_in_output  leave the stop string that ends the answer in it
   ignore_eos          go on past the model's end of sequence
+  min_tokens          nothing but max_tokens ends the answer within so many
+  skip_special_tokens default true: special tokens are left out of the text
+  structured_outputs  what the answer may be, one of {\"json\": SCHEMA}, {\"regex\": TEXT},
+                      {\"choice\": [TEXT, ...]}, {\"grammar\": Lark of llguidance}
+  response_format     {\"type\": \"json_object\"}, or {\"type\": \"json_schema\",
+                      \"json_schema\": {\"schema\": SCHEMA}}
   logprobs            this many alternatives beside each token's own, 0 to 20
   priority            lower first; only with --scheduling-policy priority
   cache_salt          requests of different salts share nothing that was computed

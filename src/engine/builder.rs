@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kernels::{Compute, Cpu, Isa, Quantization};
 use state_pool::{StatePool, Tier};
 
+use super::constraint::Grammars;
 use super::core::Core;
 use super::door::Door;
 use super::executor::{CpuExecutor, Executor};
@@ -173,6 +174,7 @@ impl<'p> EngineBuilder<'p> {
             device: engine.device.clone(),
             vocab_size: self.files.spec.vocab_size,
             tokenizer: self.tokenizer.clone(),
+            grammars: Grammars::new(self.tokenizer.clone(), &stop_tokens),
             stop_tokens,
         }
     }

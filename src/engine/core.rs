@@ -14,9 +14,12 @@ use std::time::Instant;
 use checkpoints::TreeStats;
 use state_pool::PoolStats;
 
+use super::constraint::{Matcher, beside};
 use super::door::Door;
 use super::executor::{Executor, PlannedDraw};
 use super::lower::{lower, lower_transfers};
+use super::mask::PendingMask;
+use super::record::Record;
 use super::sampler::Draw;
 use super::text::AnswerText;
 use crate::request::{Event, Figures, Finish, FinishReason, Request, StopCause};
@@ -60,18 +63,6 @@ impl EngineStats {
         let held = |pool: &PoolStats| pool.pages - pool.free_pages;
         held(&self.device) + held(&self.host)
     }
-}
-
-/// One answer in the making.
-struct Record {
-    request: Arc<Request>,
-    id: RequestId,
-    choice: usize,
-    seed: u64,
-    text: AnswerText,
-    submitted: Instant,
-    last_token: Instant,
-    figures: Figures,
 }
 
 /// Runs requests over an executor, one step at a time.
@@ -129,12 +120,17 @@ impl<E: Executor> Core<E> {
         let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
         let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
+            let matcher = request.constraint.as_ref().map(|constraint| {
+                let matcher = self.door.grammars.matcher(constraint);
+                matcher.unwrap_or_else(|error| Matcher::broken(&error))
+            });
             let record = Record {
+                matcher,
                 request: Arc::clone(&request),
                 id,
                 choice,
                 seed: request.sampling.seed.unwrap_or(seed),
-                text: AnswerText::new(self.door.tokenizer.as_deref(), &request.stop),
+                text: AnswerText::new(self.door.tokenizer.as_deref(), &request),
                 submitted: now,
                 last_token: now,
                 figures: Figures { prompt_tokens: request.prompt.len(), ..Figures::default() },
@@ -228,22 +224,34 @@ impl<E: Executor> Core<E> {
         let scheduler = &self.scheduler;
         let find = |id| scheduler.sequence(id).expect("a planned sequence is known");
         let batch = lower(plan, find, device);
+        let (owners, mut matchers) = take_matchers(plan, &mut self.records);
+        let masks: Vec<PendingMask> = matchers.iter().map(|_| PendingMask::default()).collect();
+        let mut waiting = owners.iter().zip(&masks).peekable();
         let mut draws = Vec::with_capacity(plan.draws.len());
         for (row, (sequence, who)) in plan.drawing().enumerate() {
             let sequence = find(sequence);
             for id in who {
                 let record = &self.records[id];
                 let draw = Draw {
-                    params: &record.request.sampling,
-                    seed: record.seed,
                     choice: record.choice,
-                    tokens: sequence.tokens(),
-                    prompt_len: sequence.prompt_len(),
+                    ruled_out: record.ruled_out(&self.door.stop_tokens),
+                    ..Draw::new(
+                        &record.request.sampling,
+                        record.seed,
+                        sequence.tokens(),
+                        sequence.prompt_len(),
+                    )
                 };
-                draws.push(PlannedDraw { sequence: *id, row, draw });
+                let mask = waiting.next_if(|(owner, _)| *owner == id).map(|(_, mask)| mask);
+                draws.push(PlannedDraw { sequence: *id, row, draw, mask });
             }
         }
-        self.executor.step(&batch, jobs, &draws)
+        let report = beside(&mut matchers, &masks, || self.executor.step(&batch, jobs, &draws));
+        for (id, matcher) in owners.iter().zip(matchers) {
+            let record = self.records.get_mut(id).expect("who draws has a record");
+            record.matcher = Some(matcher);
+        }
+        report
     }
 
     /// The first span of a request is the start of all its answers: they have the prompt in common.
@@ -337,43 +345,12 @@ impl<E: Executor> Core<E> {
     }
 }
 
-impl Record {
-    /// An event in which nothing has happened yet.
-    fn event(&self) -> Event {
-        let choice = self.choice;
-        Event { choice, token: None, text: String::new(), logprobs: None, finish: None }
-    }
-
-    /// Counts a token; returns the text that became final and why the answer ends here, if it does.
-    fn advance(&mut self, token: u32, stop_tokens: &[u32]) -> (String, Option<FinishReason>) {
-        let now = Instant::now();
-        let figures = &mut self.figures;
-        figures.generated_tokens += 1;
-        match figures.generated_tokens {
-            1 => figures.time_to_first_token = now - self.submitted,
-            _ => figures.decode += now - self.last_token,
-        }
-        self.last_token = now;
-        let stop = self.stop_cause(token, stop_tokens);
-        let (text, stopped_by) = self.text.push(token, stop.is_some());
-        let by_text = |index: usize| StopCause::Text(self.request.stop[index].clone());
-        let reason = match stop.or_else(|| stopped_by.map(by_text)) {
-            Some(cause) => Some(FinishReason::Stop(cause)),
-            None if self.figures.generated_tokens == self.request.max_tokens => {
-                Some(FinishReason::Length)
-            }
-            None => None,
-        };
-        (text, reason)
-    }
-
-    fn stop_cause(&self, token: u32, stop_tokens: &[u32]) -> Option<StopCause> {
-        if stop_tokens.contains(&token) && !self.request.ignore_eos {
-            Some(StopCause::Eos)
-        } else if self.request.stop_token_ids.contains(&token) {
-            Some(StopCause::Token(token))
-        } else {
-            None
-        }
-    }
+/// The matchers of those who draw in a step, in the order of their draws, and whose they are.
+fn take_matchers(
+    plan: &StepPlan,
+    records: &mut HashMap<SequenceId, Record>,
+) -> (Vec<SequenceId>, Vec<Matcher>) {
+    let who = plan.drawing().flat_map(|(_, who)| who);
+    let taken = who.filter_map(|id| Some((*id, records.get_mut(id)?.matcher.take()?)));
+    taken.unzip()
 }

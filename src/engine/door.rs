@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use state_pool::PoolLayout;
 
+use super::constraint::{ConstraintError, Grammars};
 use crate::request::{InvalidParam, Request};
 use crate::scheduler::{Limits, Refused};
 use crate::text::Tokenizer;
@@ -21,6 +22,8 @@ pub struct Door {
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// Tokens that end an answer unless it ignores them.
     pub stop_tokens: Vec<u32>,
+    /// Compiles constraints.
+    pub grammars: Grammars,
 }
 
 /// Why a request is not taken. Nothing is kept of it.
@@ -32,6 +35,9 @@ pub enum SubmitError {
     /// It can never run.
     #[error(transparent)]
     Refused(#[from] Refused),
+    /// Its constraint makes no sense, cannot be enforced, or costs too much.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// Stop strings without text to look for them in.
     #[error("stop needs a tokenizer, and the model has none")]
     StopWithoutTokenizer,
@@ -44,7 +50,7 @@ pub enum SubmitError {
 }
 
 impl Door {
-    /// Refuses what can never run.
+    /// Refuses what can never run. A constraint is compiled, which takes milliseconds.
     ///
     /// # Errors
     /// The first reason, naming field or limit.
@@ -54,6 +60,10 @@ impl Door {
         self.limits.check(tokens, request.priority, &self.device)?;
         if self.tokenizer.is_none() && !request.stop.is_empty() {
             return Err(SubmitError::StopWithoutTokenizer);
+        }
+        if let Some(constraint) = &request.constraint {
+            // What is compiled here is found again when the answers begin.
+            self.grammars.matcher(constraint)?;
         }
         Ok(())
     }

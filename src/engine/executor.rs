@@ -6,6 +6,7 @@ use kernels::pack::{pack, unpack};
 use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
 
 use super::lower::Job;
+use super::mask::PendingMask;
 use super::sampler::{Draw, Sampler};
 use crate::models::decoder::Observer;
 use crate::models::{Batch, Model, Workspace};
@@ -25,8 +26,26 @@ pub struct PlannedDraw<'a> {
     pub sequence: SequenceId,
     /// The row of logits; several may draw from one.
     pub row: usize,
-    /// What the draw depends on besides.
+    /// What the draw depends on besides; its mask is still to come.
     pub draw: Draw<'a>,
+    /// What a constraint allows, if there is one: being computed while the step runs.
+    pub mask: Option<&'a PendingMask>,
+}
+
+impl PlannedDraw<'_> {
+    /// Draws from the row's logits, once the mask is there.
+    fn from(&self, logits: &[f32], sampler: &mut Sampler) -> SampledToken {
+        let mask = self.mask.map(PendingMask::wait).transpose();
+        let sampled = mask.map_err(str::to_owned).and_then(|mask| {
+            let draw = Draw { mask, ..self.draw };
+            sampler.draw(logits, &draw).map_err(|error| error.to_string())
+        });
+        let (drawn, logprobs) = match sampled {
+            Ok(sampled) => (Ok(sampled.id), sampled.logprobs),
+            Err(error) => (Err(error), None),
+        };
+        SampledToken { sequence: self.sequence, drawn, logprobs }
+    }
 }
 
 /// Runs batches on the CPU. Owns the model and the arenas of both tiers; a transfer is a copy
@@ -133,12 +152,7 @@ impl Executor for CpuExecutor {
             let vocab = self.model.spec().vocab_size;
             for planned in draws {
                 let logits = &logits[planned.row * vocab..(planned.row + 1) * vocab];
-                let (drawn, logprobs) = match self.sampler.draw(logits, &planned.draw) {
-                    Ok(sampled) => (Ok(sampled.id), sampled.logprobs),
-                    Err(error) => (Err(error.to_string()), None),
-                };
-                let sequence = planned.sequence;
-                report.sampled.push(SampledToken { sequence, drawn, logprobs });
+                report.sampled.push(planned.from(logits, &mut self.sampler));
             }
         }
         report.verdict = batch.compare.as_ref().map(|pair| {

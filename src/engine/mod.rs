@@ -29,6 +29,7 @@
 //! ```
 
 mod builder;
+pub mod constraint;
 pub mod core;
 pub mod door;
 mod error;
@@ -36,7 +37,9 @@ pub mod executor;
 mod handle;
 mod limits;
 pub mod lower;
+pub mod mask;
 mod probe;
+mod record;
 pub mod sampler;
 mod score;
 mod text;

@@ -5,8 +5,9 @@
 //! scratch memory, so draws may be made in any order, by any sampler, after a preemption or a
 //! restart, and give the same token.
 //!
-//! Order: repetition penalty, frequency and presence penalty, bias, temperature, top-k, top-p,
-//! min-p. What is kept is walked in descending probability, equal ones by rising id, until the
+//! Order: repetition penalty, frequency and presence penalty, bias, what is ruled out (a
+//! constraint's mask, tokens that must not end the answer yet), temperature, top-k, top-p, min-p.
+//! What is kept is walked in descending probability, equal ones by rising id, until the
 //! walk has passed `uniform(seed + choice, position)` of the kept mass. Only as much of the
 //! vocabulary is sorted as the walk needs.
 //!
@@ -14,7 +15,11 @@
 //! top-p of the mass before top-k, logprobs of the tempered distribution. `tests/sampler.rs`
 //! holds a naive twin and numbers worked by hand against each of them.
 
+mod exp;
+
+use super::mask::TokenMask;
 use crate::request::{Logprobs, SamplingParams};
+use exp::{exp_nonpositive, sum_exp};
 
 /// Why no token could be drawn: the logits are the machine's fault, not the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +39,9 @@ pub enum SampleError {
     /// Every token is ruled out.
     #[error("no token is left: every logit is minus infinity")]
     NothingLeft,
+    /// Every token that the model could write is ruled out by the request.
+    #[error("the constraint and the ends ruled out leave none of the model's tokens")]
+    NothingAllowed,
 }
 
 /// What a draw depends on besides the logits.
@@ -49,6 +57,29 @@ pub struct Draw<'a> {
     pub tokens: &'a [u32],
     /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
+    /// What a constraint allows, if there is one.
+    pub mask: Option<&'a TokenMask>,
+    /// Tokens that are not to be drawn here: ends that come too early.
+    pub ruled_out: [&'a [u32]; 2],
+}
+
+impl<'a> Draw<'a> {
+    /// A draw for the only answer of a request, from all tokens.
+    pub fn new(
+        params: &'a SamplingParams,
+        seed: u64,
+        tokens: &'a [u32],
+        prompt_len: usize,
+    ) -> Self {
+        let (mask, ruled_out) = (None, [&[][..]; 2]);
+        Draw { params, seed, choice: 0, tokens, prompt_len, mask, ruled_out }
+    }
+
+    /// Whether the logits are used as the model gave them.
+    fn leaves_logits_alone(&self) -> bool {
+        let rules_out = self.mask.is_some() || self.ruled_out.iter().any(|ids| !ids.is_empty());
+        self.params.leaves_logits_alone() && !rules_out
+    }
 }
 
 /// A drawn token.
@@ -81,18 +112,22 @@ impl Sampler {
 
     /// Draws one token.
     ///
+    /// # Errors
+    /// Logits that are no distribution, or nothing left to draw from.
+    ///
     /// # Panics
     /// When a token id of `draw` is not below `logits.len()`, or `prompt_len` exceeds the tokens.
     pub fn draw(&mut self, logits: &[f32], draw: &Draw<'_>) -> Result<Sampled, SampleError> {
         refuse_broken(logits)?;
         let params = draw.params;
-        let id = if params.leaves_logits_alone() {
+        let id = if draw.leaves_logits_alone() {
             choose(logits, draw, &mut self.keys, &mut self.sums)
         } else {
             self.scores.clear();
             self.scores.extend_from_slice(logits);
             self.counts.resize(logits.len(), 0);
             adjust(&mut self.scores, draw, &mut self.counts);
+            rule_out(&mut self.scores, draw)?;
             choose(&self.scores, draw, &mut self.keys, &mut self.sums)
         };
         let logprobs = params.logprobs.map(|top| logprobs(logits, id, top, &mut self.keys));
@@ -158,6 +193,18 @@ fn adjust(scores: &mut [f32], draw: &Draw<'_>, counts: &mut [u32]) {
         let biased = scores[id as usize] + bias;
         set_finite(&mut scores[id as usize], biased);
     }
+}
+
+/// Rules tokens out, in place.
+fn rule_out(scores: &mut [f32], draw: &Draw<'_>) -> Result<(), SampleError> {
+    if let Some(mask) = draw.mask {
+        mask.apply(scores);
+    }
+    for &id in draw.ruled_out.into_iter().flatten() {
+        scores[id as usize] = f32::NEG_INFINITY;
+    }
+    let is_left = scores.iter().any(|&score| score > f32::NEG_INFINITY);
+    if is_left { Ok(()) } else { Err(SampleError::NothingAllowed) }
 }
 
 /// Calls `visit` with each id of `tokens` and how often it occurs. `counts` is zero before and
@@ -312,76 +359,9 @@ fn key_id(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
-/// Sum of `exp((score - max) * rate)`, in eight lanes of fixed order.
-fn sum_exp(scores: &[f32], max: f64, rate: f64) -> f64 {
-    const LANES: usize = 8;
-    let mut lanes = [0.0; LANES];
-    let chunks = scores.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, &score) in lanes.iter_mut().zip(chunk) {
-            *lane += exp_nonpositive((f64::from(score) - max) * rate);
-        }
-    }
-    for (lane, &score) in lanes.iter_mut().zip(rest) {
-        *lane += exp_nonpositive((f64::from(score) - max) * rate);
-    }
-    lanes.iter().sum()
-}
-
-/// `exp(x)` for `x <= 0` to about one unit in the last place; 0 below -708.
-///
-/// Written out because the C library's differs in the last bit between systems, which would move
-/// draws that fall on a border. `x = k ln 2 + r` with `|r| <= ln 2 / 2`, a polynomial for `exp(r)`,
-/// then `k` is added to the exponent.
-fn exp_nonpositive(x: f64) -> f64 {
-    /// Adding it leaves the nearest integer in the low bits of the sum.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
-    /// The upper bits of ln 2, so that `k * LN_2_HIGH` is exact, and the rest.
-    const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
-    const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    /// 1/n!, from n = 13 down to 0.
-    const COEFFICIENTS: [f64; 14] = [
-        1.0 / 6_227_020_800.0,
-        1.0 / 479_001_600.0,
-        1.0 / 39_916_800.0,
-        1.0 / 3_628_800.0,
-        1.0 / 362_880.0,
-        1.0 / 40_320.0,
-        1.0 / 5_040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ];
-    let clamped = if x < -708.0 { -708.0 } else { x };
-    let shifted = clamped * std::f64::consts::LOG2_E + ROUND;
-    let k = shifted - ROUND;
-    let r = (clamped - k * LN_2_HIGH) - k * LN_2_LOW;
-    let series = COEFFICIENTS.iter().fold(0.0, |sum, c| sum * r + c);
-    let scaled = f64::from_bits(series.to_bits().wrapping_add(shifted.to_bits() << 52));
-    if x < -708.0 { 0.0 } else { scaled }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn exp_agrees_with_the_c_library() {
-        assert_eq!(exp_nonpositive(0.0), 1.0);
-        assert_eq!(exp_nonpositive(-0.0), 1.0);
-        assert_eq!(exp_nonpositive(f64::NEG_INFINITY), 0.0);
-        assert_eq!(exp_nonpositive(-709.0), 0.0);
-        for i in 0..70_800 {
-            let x = -f64::from(i) * 0.009_999_7;
-            let error = (exp_nonpositive(x) / x.exp() - 1.0).abs();
-            assert!(error < 5e-16, "exp({x}) is off by {error:e}");
-        }
-    }
 
     #[test]
     fn ranking_is_the_full_sort_however_far_it_is_asked() {

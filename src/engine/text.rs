@@ -1,5 +1,6 @@
 //! From tokens to the text a caller may see.
 
+use crate::request::Request;
 use crate::text::{Detokenizer, StopMatcher, Tokenizer};
 
 /// The text of one answer in the making. Without a tokenizer there is none.
@@ -9,26 +10,43 @@ pub(super) struct AnswerText {
 }
 
 impl AnswerText {
-    /// The text of an answer that ends before any of the strings `stop`, none of which is empty.
-    pub(super) fn new(tokenizer: Option<&Tokenizer>, stop: &[String]) -> AnswerText {
+    /// The text of an answer to `request`, which the door let through.
+    pub(super) fn new(tokenizer: Option<&Tokenizer>, request: &Request) -> AnswerText {
         let parts = tokenizer.map(|tokenizer| {
-            let stop = StopMatcher::new(stop.to_vec()).expect("the door refuses empty strings");
-            (Detokenizer::new(tokenizer), stop)
+            let stop = StopMatcher::new(request.stop.clone());
+            let stop = stop.expect("the door refuses empty strings");
+            let stop = if request.include_stop_text { stop.including() } else { stop };
+            let detokenizer = match request.skip_special_tokens {
+                true => Detokenizer::new(tokenizer),
+                false => Detokenizer::with_specials(tokenizer),
+            };
+            (detokenizer, stop)
         });
         AnswerText { parts, is_cut: false }
     }
 
     /// The text that became final with `token`, and the stop string it completed. A token that
-    /// `ends` the answer is itself no text.
-    pub(super) fn push(&mut self, token: u32, ends: bool) -> (String, Option<usize>) {
+    /// `ends` the answer is itself no text; in that of one at which it may not end, stop strings
+    /// are not looked for.
+    pub(super) fn push(
+        &mut self,
+        token: u32,
+        ends: bool,
+        may_end: bool,
+    ) -> (String, Option<usize>) {
         match &mut self.parts {
+            Some((detokenizer, _)) if !ends && !may_end => (detokenizer.push(token), None),
             Some((detokenizer, stop)) if !ends => {
                 let is_whole = !detokenizer.holds_text() && !stop.holds_text();
                 let released = stop.push(&detokenizer.push(token));
-                // A stop string that is not the beginning of this very token ends the text inside
-                // a token: of this one, or of one before it.
-                let is_here = is_whole && released.text.is_empty();
-                self.is_cut = released.stopped_by.is_some() && !is_here;
+                if released.stopped_by.is_some() {
+                    // A stop string that is part of the answer ends it inside a token if the token
+                    // goes on; one that is not, unless it begins this very token.
+                    self.is_cut = match stop.is_including() {
+                        true => released.is_cut || detokenizer.holds_text(),
+                        false => !is_whole || !released.text.is_empty(),
+                    };
+                }
                 (released.text, released.stopped_by)
             }
             _ => (String::new(), None),

@@ -30,14 +30,18 @@ pub struct ChatTemplate {
     /// The template for chats with tools, where the model has one of its own.
     tool_use: Option<String>,
     tokens: Map<String, Value>,
+    /// Whether a template asks if a call's arguments are a string, and so takes one.
+    takes_string_arguments: bool,
 }
 
 /// What a template renders.
 #[derive(Debug, Clone, Copy)]
 pub struct Chat<'a> {
-    /// The messages as JSON objects, `role` and `content` and what else the model knows. Tool-call
-    /// arguments should be objects: a template that writes them with `tojson` would quote a string
-    /// once more.
+    /// The messages as JSON objects, `role` and `content` and what else the model knows
+    /// (`tool_calls`, `tool_call_id`, `reasoning_content`). The arguments of a call may be an
+    /// object or, as in APIs, a string of JSON: a template that does not ask for strings is given
+    /// the object, since with `tojson` it would quote a string once more; one that does is given
+    /// the string, which is then rendered as the model wrote it.
     pub messages: &'a [Value],
     /// Descriptions of the tools, in the order they are shown.
     pub tools: Option<&'a [Value]>,
@@ -58,8 +62,13 @@ impl ChatTemplate {
                 tokens.insert(name.to_owned(), content.into());
             }
         }
-        let mut template =
-            Self { environment: environment(), default: String::new(), tool_use: None, tokens };
+        let mut template = Self {
+            environment: environment(),
+            default: String::new(),
+            tool_use: None,
+            tokens,
+            takes_string_arguments: false,
+        };
         match (&files.chat_template, config.get("chat_template")) {
             (Some(bytes), _) => {
                 let source = std::str::from_utf8(bytes).map_err(|error| bad_template(&error))?;
@@ -75,7 +84,35 @@ impl ChatTemplate {
             }
             (None, None) => return Err(TextError::NoChatTemplate),
         }
+        let sources = template.sources();
+        let asks = sources.iter().any(|source| source.contains("arguments is string"));
+        template.takes_string_arguments = asks;
         Ok(template)
+    }
+
+    /// The texts of the templates that chats are rendered by.
+    pub fn sources(&self) -> Vec<String> {
+        let names = [Some(&self.default), self.tool_use.as_ref()].into_iter().flatten();
+        let templates = names.filter_map(|name| self.environment.get_template(name).ok());
+        templates.map(|template| template.source().to_owned()).collect()
+    }
+
+    /// [`ChatTemplate::render`] up to the end of the last message's content, for a model to go on
+    /// with it. White space at that end is kept as far as the template keeps it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], or a last message whose text is empty or not rendered.
+    pub fn render_open(&self, chat: &Chat) -> Result<String, TextError> {
+        let mut text = self.render(&Chat { add_generation_prompt: false, ..*chat })?;
+        let content = chat.messages.last().map(|message| &message["content"]);
+        let content = content.map(last_text).unwrap_or_default();
+        let bare = content.trim();
+        let start = Some(bare).filter(|bare| !bare.is_empty()).and_then(|bare| text.rfind(bare));
+        let start = start.ok_or(TextError::NothingToContinue)?;
+        let whole = content.trim_start();
+        let kept = if text[start..].starts_with(whole) { whole } else { bare };
+        text.truncate(start + kept.len());
+        Ok(text)
     }
 
     /// The text of a chat. Encode it with [`Tokenizer::encode`](super::Tokenizer::encode) and
@@ -90,12 +127,32 @@ impl ChatTemplate {
             }
             context.insert(name.clone(), value.clone());
         }
-        context.insert("messages".to_owned(), chat.messages.into());
+        context.insert("messages".to_owned(), self.messages(chat.messages));
         context.insert("tools".to_owned(), chat.tools.map_or(Value::Null, Value::from));
         context.insert("add_generation_prompt".to_owned(), chat.add_generation_prompt.into());
         let name = self.tool_use.as_ref().filter(|_| chat.tools.is_some()).unwrap_or(&self.default);
         let template = self.environment.get_template(name).map_err(|e| failed(&e))?;
         template.render(minijinja::Value::from(Serde(&context))).map_err(|e| failed(&e))
+    }
+
+    /// The messages with the arguments of calls as the template wants them.
+    fn messages(&self, messages: &[Value]) -> Value {
+        let mut messages = messages.to_vec();
+        if self.takes_string_arguments {
+            return messages.into();
+        }
+        for message in &mut messages {
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            for call in calls.into_iter().flatten() {
+                let function =
+                    if call.get("function").is_some() { &mut call["function"] } else { call };
+                let parsed = function.get("arguments").and_then(Value::as_str).map(parse_object);
+                if let Some(Some(object)) = parsed {
+                    function["arguments"] = object;
+                }
+            }
+        }
+        messages.into()
     }
 
     fn add(&mut self, name: String, source: &str) -> Result<String, TextError> {
@@ -131,6 +188,20 @@ impl ChatTemplate {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
+
+/// A message's text: the content, or the last part of it that is text.
+fn last_text(content: &Value) -> &str {
+    let part = |parts: &'_ Vec<Value>| parts.iter().rposition(|part| part["text"].is_string());
+    match content {
+        Value::Array(parts) => part(parts).and_then(|i| parts[i]["text"].as_str()),
+        content => content.as_str(),
+    }
+    .unwrap_or_default()
+}
+
+fn parse_object(text: &str) -> Option<Value> {
+    serde_json::from_str(text).ok().filter(Value::is_object)
+}
 
 fn bad_template(error: &dyn std::error::Error) -> TextError {
     TextError::BadFile { file: CHAT_TEMPLATE, detail: error.to_string() }

@@ -74,6 +74,9 @@ pub enum TextError {
         /// What failed, and where in the template.
         detail: String,
     },
+    /// The last message is to be continued and has no text in what the template renders.
+    #[error("the last message has no text that the model could continue")]
+    NothingToContinue,
     /// An extra variable has the name of one that every template gets.
     #[error("chat template: the variable {name} cannot be set, it is part of the chat")]
     ReservedVariable {

@@ -1,9 +1,10 @@
-//! Between text and token ids: tokenizers, chat templates, and the way back to text.
+//! Between text and token ids: tokenizers, chat templates, the way back to text, and what of an
+//! answer's text is reasoning, content or a call.
 //!
 //! ```text
 //! messages --ChatTemplate--> text --Tokenizer--> ids --(the engine)--> ids
 //!                                                                       |
-//!                    client <--StopMatcher-- text <--Detokenizer--------+
+//!   client <--AnswerParser-- text <--StopMatcher-- text <--Detokenizer--+
 //! ```
 //!
 //! Everything is read from [`TextFiles`], a model folder's files as bytes, so a model embedded in
@@ -19,6 +20,7 @@
 //!
 //! Not here: when to stop, sampling, HTTP. The module imports nothing of this project.
 
+mod answer;
 mod chat_template;
 mod date;
 mod detokenizer;
@@ -27,15 +29,18 @@ mod embedded;
 mod error;
 mod files;
 mod hugging_face;
+mod lark;
 mod python;
 mod stop;
 mod tiktoken;
 mod tokenizer;
 mod vocabulary;
 
+pub use answer::{AnswerFormat, AnswerParser, Piece, Tool};
 pub use chat_template::{Chat, ChatTemplate};
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
 pub use files::TextFiles;
+pub use lark::{json_grammar, lark_literal};
 pub use stop::{Released, StopMatcher};
 pub use tokenizer::{NamedToken, Specials, Tokenizer};

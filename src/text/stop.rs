@@ -13,13 +13,17 @@ pub struct StopMatcher {
     /// Text that could be the start of a stop string: a proper prefix of one.
     held: String,
     stopped_by: Option<usize>,
+    /// Whether the stop string that matched is part of the text.
+    including: bool,
 }
 
 /// Text that no stop string can touch any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Released {
-    /// The text; it ends before the stop string if one matched.
+    /// The text; if a stop string matched it ends before it, or behind it where that is asked for.
     pub text: String,
+    /// Whether more text was given than up to the end of the stop string.
+    pub is_cut: bool,
     /// Which stop string matched, by its place in the list.
     pub stopped_by: Option<usize>,
 }
@@ -30,7 +34,17 @@ impl StopMatcher {
         if let Some(index) = stops.iter().position(String::is_empty) {
             return Err(TextError::EmptyStopString { index });
         }
-        Ok(Self { stops, held: String::new(), stopped_by: None })
+        Ok(Self { stops, held: String::new(), stopped_by: None, including: false })
+    }
+
+    /// Leaves the stop string that matches in the text.
+    pub fn including(self) -> Self {
+        Self { including: true, ..self }
+    }
+
+    /// Whether the stop string that matches is left in the text.
+    pub fn is_including(&self) -> bool {
+        self.including
     }
 
     /// Takes the next piece and returns what is safe to show. After a match all text is dropped.
@@ -39,9 +53,11 @@ impl StopMatcher {
             self.held.push_str(text);
             if let Some((start, index)) = self.first_match() {
                 self.stopped_by = Some(index);
-                let text = self.held[..start].to_owned();
-                self.held.clear();
-                return Released { text, stopped_by: self.stopped_by };
+                let stop_end = start + self.stops[index].len();
+                let is_cut = stop_end < self.held.len();
+                self.held.truncate(if self.including { stop_end } else { start });
+                let text = std::mem::take(&mut self.held);
+                return Released { text, is_cut, stopped_by: self.stopped_by };
             }
         }
         let text = match self.stopped_by {
@@ -51,7 +67,7 @@ impl StopMatcher {
                 std::mem::replace(&mut self.held, kept)
             }
         };
-        Released { text, stopped_by: self.stopped_by }
+        Released { text, is_cut: false, stopped_by: self.stopped_by }
     }
 
     /// Whether text is held back that could begin a stop string.

@@ -165,6 +165,12 @@ impl Tokenizer {
         self.vocabulary.added().get(content).copied()
     }
 
+    /// The ids of all added tokens, special or not, in no order: no text becomes one of them unless
+    /// it is parsed for such tokens.
+    pub fn added_ids(&self) -> impl Iterator<Item = u32> {
+        self.vocabulary.added().values().copied()
+    }
+
     /// Whether the file marks the token as special: such tokens are left out of decoded text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)

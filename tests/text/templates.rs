@@ -149,3 +149,55 @@ fn named_templates_are_chosen_by_tools() {
         assert_eq!(error.to_string(), expected, "{config}");
     }
 }
+
+/// APIs hold the arguments of a call as a string. A template that asks for strings gets it as it is,
+/// so that a model reads what it wrote; any other gets the object.
+#[test]
+fn arguments_of_calls_are_what_the_template_takes() {
+    let messages = [
+        json!({"role": "user", "content": "Hi"}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "So.", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"b\":1,\"a\":[2.0]}"}},
+            {"name": "g", "arguments": "no JSON"},
+        ]}),
+        json!({"role": "tool", "tool_call_id": "c1", "content": "3"}),
+    ];
+    let calls = "{% for m in messages %}{{ m.reasoning_content }}{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}\
+                 {% set c = c.function or c %}[ARGUMENTS]{% endfor %}{% endfor %}";
+    for (arguments, expected) in [
+        ("{{ c.arguments | tojson }}", "So.{\"b\": 1, \"a\": [2.0]}\"no JSON\"c1"),
+        (
+            "{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments | tojson }}{% endif %}",
+            "So.{\"b\":1,\"a\":[2.0]}no JSONc1",
+        ),
+    ] {
+        let template = template(&calls.replace("[ARGUMENTS]", arguments)).expect("it compiles");
+        let variables = &Map::new();
+        let chat =
+            Chat { messages: &messages, tools: None, add_generation_prompt: false, variables };
+        assert_eq!(template.render(&chat).expect("it renders"), expected);
+    }
+}
+
+#[test]
+fn the_last_message_may_be_left_open() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ (m.content if m.content is string else \
+                  m.content[-1].text if m.content else '') | trim }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let template = template(source).expect("it compiles");
+    let render = |messages: &[Value]| {
+        let variables = &Map::new();
+        let chat = Chat { messages, tools: None, add_generation_prompt: true, variables };
+        template.render_open(&chat).map_err(|error| error.to_string())
+    };
+    let user = json!({"role": "user", "content": "One, two"});
+    let told =
+        |content: Value| render(&[user.clone(), json!({"role": "assistant", "content": content})]);
+    let begun = "<user>One, two</><assistant>";
+    assert_eq!(told("One, two".into()), Ok(format!("{begun}One, two")));
+    assert_eq!(told(" three ".into()), Ok(format!("{begun}three")));
+    assert_eq!(told(json!([{"type": "text", "text": "four"}])), Ok(format!("{begun}four")));
+    let nothing = Err("the last message has no text that the model could continue".to_owned());
+    assert_eq!(told(" ".into()), nothing);
+    assert_eq!(told(Value::Null), nothing);
+    assert_eq!(render(&[]), nothing);
+}

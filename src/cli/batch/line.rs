@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::constraint;
 use crate::cli::CliError;
 use crate::cli::loading::Files;
 use crate::cli::prompt::{default_max_tokens, encode_chat, encode_text};
@@ -96,7 +97,11 @@ impl LineReader {
             sampling: sampling(&mut fields)?,
             stop: stop(&mut fields)?,
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
+            include_stop_text: fields.take("include_stop_str_in_output")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or_default(),
+            min_tokens: fields.take("min_tokens")?.unwrap_or_default(),
+            skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
+            constraint: constraint::take(&mut fields)?,
             n: fields.take("n")?.unwrap_or(1),
             priority: fields.take("priority")?,
             cache_salt: fields.take("cache_salt")?,
@@ -208,7 +213,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, String> {
 }
 
 /// The fields of a line that nobody has taken yet.
-struct Fields(Map<String, Value>);
+pub struct Fields(Map<String, Value>);
 
 impl Fields {
     fn of(text: &[u8]) -> Result<Fields, String> {
@@ -220,7 +225,7 @@ impl Fields {
     }
 
     /// The value of a field; none when it is absent or null.
-    fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, String> {
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, String> {
         match self.0.shift_remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => typed(name, value).map(Some),
@@ -237,6 +242,7 @@ impl Fields {
     }
 }
 
-fn typed<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, String> {
+/// A value of a field as the type it is to have; the error names the field.
+pub fn typed<T: DeserializeOwned>(name: &str, value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| format!("{name}: {error}"))
 }
