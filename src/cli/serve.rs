@@ -14,6 +14,7 @@ use super::loading::Files;
 use super::output::grouped;
 use crate::models::spec::{Mixer, ModelSpec};
 use crate::server::{self, Bind, Outcome, ServedModel, ServerConfig};
+use crate::text::AnswerFormat;
 use crate::text::{ChatTemplate, TextError};
 
 /// Arguments of `serve`.
@@ -51,10 +52,12 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
     let quiet = args.common.quiet;
     let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?.ok_or(TextError::NoTokenizer)?;
+    let template = ChatTemplate::from_files(&files.text);
     let model = ServedModel {
         names: names(args),
+        format: AnswerFormat::detect(template.as_ref().ok(), Some(&tokenizer)),
         tokenizer: tokenizer.clone(),
-        template: ChatTemplate::from_files(&files.text),
+        template,
         vocab_size: files.model.spec.vocab_size,
         meta: meta(&files.model.spec),
         fingerprint: fingerprint(&files),

@@ -11,8 +11,10 @@ use tokio::sync::watch;
 use super::config::ServerConfig;
 use super::error::ApiError;
 use super::guard::Keys;
+use super::replay::Replay;
 use crate::engine::{Engine, Handle, RequestId};
 use crate::request::Request;
+use crate::text::AnswerFormat;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
 /// A model as clients see it.
@@ -23,6 +25,8 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, or why there is none.
     pub template: Result<ChatTemplate, TextError>,
+    /// How it marks reasoning and tool calls.
+    pub format: AnswerFormat,
     /// Tokens of the model.
     pub vocab_size: usize,
     /// Further facts, as `meta` of `/v1/models` and in `/props`.
@@ -54,6 +58,8 @@ pub struct App {
     pub keys: Keys,
     /// When the server started, in seconds since 1970.
     pub started: u64,
+    /// Answers that conversations may send back.
+    pub replay: Replay,
     phase: watch::Sender<Phase>,
     live: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
     backlog: Arc<Backlog>,
@@ -79,6 +85,7 @@ impl App {
             keys: Keys::new(&config),
             config,
             started: now.map_or(0, |since| since.as_secs()),
+            replay: Replay::default(),
             phase: watch::Sender::new(Phase::Open),
             live: Mutex::default(),
             backlog: Arc::default(),

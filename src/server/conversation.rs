@@ -9,10 +9,15 @@ use super::app::App;
 use super::encode;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::replay::{self, Answer, Key};
+use super::tools::{Call, Tools};
 use crate::text::{self, ChatTemplate, Specials, TextError};
 
 /// A character that no conversation begins with: it is for private use.
 const MARK: char = '\u{e000}';
+
+/// Stands for an answer that is put in as tokens.
+const ANSWER: &str = "\u{e001}\u{e000}\u{e001}";
 
 /// Positions to keep that are found in a conversation without being asked for.
 const MAX_TURN_MARKS: usize = 4;
@@ -24,9 +29,14 @@ const MAX_BREAKPOINTS: usize = 4;
 #[derive(Debug)]
 pub struct Conversation {
     messages: Vec<Value>,
-    tools: Option<Vec<Value>>,
+    /// Tools that the model is told of.
+    pub tools: Tools,
+    /// Tool calls of each message, as the client sent them.
+    calls: Vec<Vec<Call>>,
     variables: Map<String, Value>,
     add_generation_prompt: bool,
+    /// The last message is an answer that has only begun.
+    continues: bool,
     breakpoints: Vec<Breakpoint>,
     /// Positions are kept without being asked for.
     is_implicit: bool,
@@ -42,6 +52,8 @@ struct Breakpoint {
 /// A rendered conversation.
 #[derive(Debug)]
 pub struct Prompt {
+    /// Its text.
+    pub text: String,
     /// Its tokens.
     pub ids: Vec<u32>,
     /// Tokens after which the state is to be kept, ascending.
@@ -60,20 +72,34 @@ impl Conversation {
         }
         let mut conversation = Conversation {
             messages: Vec::with_capacity(list.len()),
-            tools: None,
-            variables: fields.or("chat_template_kwargs", Map::new())?,
-            add_generation_prompt: fields.or("add_generation_prompt", true)?,
+            calls: Vec::with_capacity(list.len()),
+            tools: Tools::take(fields)?,
+            variables: variables(fields)?,
+            continues: false,
+            add_generation_prompt: true,
             breakpoints: Vec::new(),
             is_implicit: true,
         };
         for (path, message) in list {
             conversation.push(Fields::of(path, message)?)?;
         }
+        conversation.take_ending(fields)?;
         conversation.take_cache_options(fields)?;
         let refused = [("chat_template", "; the server's own is used")];
         fields.refuse(&refused)?;
         template_of(app)?;
         Ok(conversation)
+    }
+
+    /// How the prompt ends: with the opening of an answer, or inside the last message.
+    fn take_ending(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        self.continues = fields.or("continue_final_message", false)?;
+        self.add_generation_prompt = fields.or("add_generation_prompt", !self.continues)?;
+        if self.continues && self.add_generation_prompt {
+            let message = "continue_final_message and add_generation_prompt exclude each other";
+            return Err(ApiError::value("continue_final_message", message));
+        }
+        Ok(())
     }
 
     fn take_cache_options(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
@@ -110,14 +136,28 @@ impl Conversation {
         let mut read = Map::new();
         read.insert("role".to_owned(), role.into());
         let content = self.content(&mut message)?;
-        if content.is_none() && role != "assistant" {
+        let calls = calls(&mut message)?;
+        if content.is_none() && (role != "assistant" || calls.is_empty()) {
             return Err(ApiError::missing(message.path("content")));
         }
         read.insert("content".to_owned(), content.unwrap_or_default().into());
+        let reasoning = message.take::<String>("reasoning")?;
+        if let Some(text) = message.take::<String>("reasoning_content")?.or(reasoning) {
+            read.insert("reasoning_content".to_owned(), text.into());
+        }
+        if !calls.is_empty() {
+            let calls: Vec<Value> = calls.iter().map(Call::to_json).collect();
+            read.insert("tool_calls".to_owned(), calls.into());
+        }
+        if role == "tool" {
+            let id: String = message.need("tool_call_id")?;
+            read.insert("tool_call_id".to_owned(), id.into());
+        }
         message.refuse(&[("audio", ""), ("function_call", "; use tool_calls")])?;
-        // What else templates know: names, reasoning, tool calls.
+        // What else templates know of, a name for one.
         read.extend(message.rest());
         self.messages.push(read.into());
+        self.calls.push(calls);
         Ok(())
     }
 
@@ -170,21 +210,52 @@ impl Conversation {
     pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
         let template = template_of(app)?;
         let text = self.render(template, &self.messages)?;
+        let (mut ids, tail) = match self.replayed(app, template, &text) {
+            Some((answer, tail)) => (answer.tokens.to_vec(), tail),
+            None => (Vec::new(), text.clone()),
+        };
         let tokenizer = &app.model.tokenizer;
-        let ids = encode(|| tokenizer.encode(&text, Specials::Parse))?;
+        let replayed = ids.len();
+        ids.extend(encode(|| tokenizer.encode(&tail, Specials::Parse))?);
         let mut ends: Vec<usize> =
             self.places().filter_map(|place| self.end_of(template, &text, place)).collect();
         ends.sort_unstable();
         ends.dedup();
+        // The texts end alike; what lies before the tail was kept when it was new.
+        let mut bytes = text.len().saturating_sub(tail.len());
+        ends.retain(|end| replayed == 0 || *end > bytes);
         let mut marks = Vec::with_capacity(ends.len());
-        let mut bytes = 0;
-        for (position, id) in ids.iter().enumerate() {
+        for (position, id) in ids.iter().enumerate().skip(replayed) {
             bytes += tokenizer.token_bytes(*id).map_or(0, <[u8]>::len);
             let passed = ends.iter().take_while(|end| **end < bytes).count();
             marks.extend(ends.drain(..passed).filter(|_| position > 0).map(|_| position));
         }
         marks.dedup();
-        Ok(Prompt { ids, marks })
+        Ok(Prompt { text, ids, marks })
+    }
+
+    /// The last answer in the conversation whose tokens are remembered, and the text behind it.
+    fn replayed(&self, app: &App, template: &ChatTemplate, text: &str) -> Option<(Answer, String)> {
+        let role = |index: &usize| self.messages[*index]["role"] == "assistant";
+        let index = (0..self.messages.len()).rev().find(role)?;
+        let answer = app.replay.get(self.key(template, index)?)?;
+        // A template that leaves reasoning out means it.
+        if !text.contains(answer.reasoning.trim()) {
+            return None;
+        }
+        let mut messages = self.messages.clone();
+        messages[index] = serde_json::json!({ "role": "assistant", "content": ANSWER });
+        let rendered = self.render(template, &messages).ok()?;
+        let (_, tail) = rendered.split_once(ANSWER)?;
+        (!tail.contains(ANSWER)).then(|| (answer, tail.to_owned()))
+    }
+
+    /// The name under which the answer at `index` would be remembered.
+    fn key(&self, template: &ChatTemplate, index: usize) -> Option<Key> {
+        let chat = self.chat(&self.messages[..index], true);
+        let prompt = template.render(&chat).ok()?;
+        let content = self.messages[index]["content"].as_str()?;
+        Some(replay::key(&prompt, content, replay::parts(&self.calls[index])))
     }
 
     /// Places whose states are wanted: those that were marked, and where a later conversation is
@@ -216,14 +287,23 @@ impl Conversation {
         (same < text.len()).then_some(same)
     }
 
-    fn render(&self, template: &ChatTemplate, messages: &[Value]) -> Result<String, ApiError> {
-        let chat = text::Chat {
+    fn chat<'a>(&'a self, messages: &'a [Value], add_generation_prompt: bool) -> text::Chat<'a> {
+        let tools = &self.tools.rendered;
+        text::Chat {
             messages,
-            tools: self.tools.as_deref(),
-            add_generation_prompt: self.add_generation_prompt,
+            tools: (!tools.is_empty()).then_some(tools.as_slice()),
+            add_generation_prompt,
             variables: &self.variables,
+        }
+    }
+
+    fn render(&self, template: &ChatTemplate, messages: &[Value]) -> Result<String, ApiError> {
+        let chat = self.chat(messages, self.add_generation_prompt);
+        let rendered = match self.continues {
+            true => template.render_open(&chat),
+            false => template.render(&chat),
         };
-        template.render(&chat).map_err(|error| match error {
+        rendered.map_err(|error| match error {
             TextError::ReservedVariable { .. } => {
                 ApiError::value("chat_template_kwargs", error.to_string())
             }
@@ -235,4 +315,39 @@ impl Conversation {
 fn template_of(app: &App) -> Result<&ChatTemplate, ApiError> {
     let template = app.model.template.as_ref();
     template.map_err(|error| ApiError::invalid("no_chat_template", error.to_string()))
+}
+
+/// Further variables of the template. How much a model is to reason is one of them.
+fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut variables: Map<String, Value> = fields.or("chat_template_kwargs", Map::new())?;
+    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+        const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "max"];
+        if !EFFORTS.contains(&effort.as_str()) {
+            let message = format!("reasoning_effort: expected one of {}", EFFORTS.join(", "));
+            return Err(ApiError::value("reasoning_effort", message));
+        }
+        if effort == "none" {
+            variables.entry("enable_thinking").or_insert(false.into());
+        }
+        variables.entry("reasoning_effort").or_insert(effort.into());
+    }
+    Ok(variables)
+}
+
+/// The tool calls of a message.
+fn calls(message: &mut Fields) -> Result<Vec<Call>, ApiError> {
+    let list = message.list("tool_calls")?.unwrap_or_default();
+    list.into_iter()
+        .map(|(path, call)| {
+            let mut call = Fields::of(path, call)?;
+            let path = call.path("function");
+            let mut function = call.object("function")?.ok_or_else(|| ApiError::missing(path))?;
+            let arguments = match function.raw("arguments") {
+                None => String::new(),
+                Some(Value::String(text)) => text,
+                Some(value) => value.to_string(),
+            };
+            Ok(Call { id: call.or("id", String::new())?, name: function.need("name")?, arguments })
+        })
+        .collect()
 }

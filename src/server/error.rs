@@ -209,6 +209,7 @@ impl From<SubmitError> for ApiError {
         match error {
             SubmitError::Param(param) => ApiError::value(param.field, param.to_string()),
             SubmitError::Refused(refused) => refused_by_limits(&refused),
+            SubmitError::Constraint(error) => ApiError::value(error.field, error.to_string()),
             SubmitError::Draining => ApiError::draining(),
             SubmitError::Stopped => ApiError::internal("the engine has stopped"),
             SubmitError::StopWithoutTokenizer => ApiError::unsupported("stop", error.to_string()),

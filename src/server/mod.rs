@@ -23,8 +23,11 @@ mod info;
 mod listen;
 mod openai;
 mod params;
+mod replay;
 mod sse;
+mod structure;
 mod tokens;
+mod tools;
 
 use std::fmt::Write;
 use std::io;

@@ -1,5 +1,7 @@
 //! `POST /v1/chat/completions`.
 
+use std::mem;
+
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -8,16 +10,19 @@ use serde_json::{Map, Value, json};
 
 use super::Ignored;
 use super::logprobs::{self, TokenNames};
-use crate::request::Event;
+use super::message::Message;
+use crate::request::{Event, FinishReason, StopCause};
 use crate::server::answers::{Answers, failure, metrics};
 use crate::server::app::{App, Shared};
 use crate::server::body::Body;
-use crate::server::conversation::Conversation;
+use crate::server::conversation::{Conversation, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::guard::RequestName;
 use crate::server::params::{self, Common, Delivery};
-use crate::server::{now, random_id, sse};
+use crate::server::replay::{self, Answer};
+use crate::server::{now, random_id, sse, structure};
+use crate::text::AnswerParser;
 
 /// Answers a conversation.
 pub async fn handle(
@@ -29,8 +34,11 @@ pub async fn handle(
     let model = app.model_name(fields.take("model")?)?;
     let conversation = Conversation::take(&app, &mut fields)?;
     let logprobs = logprobs(&app, &mut fields)?;
+    let constraint = structure::take(&mut fields)?;
+    fields.refuse(&[("thinking_token_budget", "")])?;
     let mut common = params::take(&app, &mut fields, &headers)?;
     common.request.sampling.logprobs = logprobs;
+    common.request.constraint = constraint;
     let ignored = Ignored::of(&app, fields)?;
     let mut chat = Chat::submit(&app, model, &name.0, &conversation, common)?;
     chat.answers.begin(app.patience()).await?;
@@ -69,20 +77,41 @@ struct Chat {
     delivery: Delivery,
     answers: Answers,
     choices: Vec<Choice>,
-    prompt_ids: Option<Vec<u32>>,
+    prompt: Prompt,
     with_logprobs: bool,
+    /// Only the first call of an answer is told of.
+    is_single: bool,
     has_usage_left: bool,
     is_done: bool,
 }
 
-/// One answer in the making: what a stream has not sent yet.
-#[derive(Default)]
+/// One answer in the making.
 struct Choice {
-    has_role: bool,
-    content: String,
+    parser: Option<AnswerParser>,
+    message: Message,
+    /// Tokens so far.
+    tokens: Vec<u32>,
+    /// What a stream has not sent yet: deltas, and what goes with the next of them.
+    deltas: Vec<Value>,
     logprobs: Vec<Value>,
     token_ids: Vec<u32>,
+    has_role: bool,
     finish: Option<(&'static str, Value)>,
+}
+
+impl Choice {
+    fn new(parser: AnswerParser) -> Choice {
+        Choice {
+            parser: Some(parser),
+            message: Message::default(),
+            tokens: Vec::new(),
+            deltas: Vec::new(),
+            logprobs: Vec::new(),
+            token_ids: Vec::new(),
+            has_role: false,
+            finish: None,
+        }
+    }
 }
 
 impl Chat {
@@ -94,13 +123,27 @@ impl Chat {
         common: Common,
     ) -> Result<Chat, ApiError> {
         let Common { mut request, max_tokens, delivery, patience } = common;
-        let prompt = conversation.prompt(app)?;
+        let tools = &conversation.tools;
+        let mut prompt = conversation.prompt(app)?;
         let prompt_tokens = prompt.ids.len();
         request.max_tokens = params::room(app, prompt_tokens, max_tokens, None)?;
-        (request.prompt, request.checkpoint_at) = (prompt.ids, prompt.marks);
+        (request.prompt, request.checkpoint_at) =
+            (prompt.ids.clone(), mem::take(&mut prompt.marks));
+        let forced = tools.force(&app.model.format, &prompt.text);
+        if forced.is_some() && request.constraint.is_some() {
+            let message =
+                "a tool that must be called and a format of the answer exclude each other";
+            return Err(ApiError::value("tool_choice", message));
+        }
+        let is_forced = forced.is_some();
+        request.constraint = request.constraint.or(forced);
+        if app.model.format.shows_specials() {
+            request.skip_special_tokens = false;
+        }
+        let parser =
+            || AnswerParser::new(&app.model.format, tools.callable(), &prompt.text, is_forced);
+        let choices = (0..request.n).map(|_| Choice::new(parser())).collect();
         let with_logprobs = request.sampling.logprobs.is_some();
-        let choices = (0..request.n).map(|_| Choice::default()).collect();
-        let prompt_ids = delivery.token_ids.then(|| request.prompt.clone());
         let answers = Answers::new(app.submit(request, name)?, prompt_tokens, patience);
         Ok(Chat {
             app: app.clone(),
@@ -110,8 +153,9 @@ impl Chat {
             delivery,
             answers,
             choices,
-            prompt_ids,
+            prompt,
             with_logprobs,
+            is_single: !tools.parallel,
             has_usage_left: delivery.include_usage,
             is_done: false,
         })
@@ -127,26 +171,59 @@ impl Chat {
             as_ids: self.delivery.tokens_as_ids,
         };
         let choice = &mut self.choices[event.choice];
-        choice.content.push_str(&event.text);
+        choice.tokens.extend(event.token);
         if let (Some(id), Some(logprobs)) = (event.token, &event.logprobs) {
             choice.logprobs.push(logprobs::chat(names, id, logprobs));
         }
         if self.delivery.token_ids {
             choice.token_ids.extend(event.token);
         }
-        choice.finish = event.finish.as_ref().map(|finish| self.answers.reason(&finish.reason));
+        let mut pieces = choice.parser.as_mut().map_or(Vec::new(), |p| p.push(&event.text));
+        if let Some(finish) = &event.finish {
+            pieces.extend(choice.parser.take().map_or(Vec::new(), AnswerParser::finish));
+            choice.finish = Some(self.answers.reason(&finish.reason));
+        }
+        for piece in pieces {
+            if let Some(delta) = choice.message.take_in(piece, self.is_single) {
+                choice.deltas.push(delta);
+            }
+        }
+        if let Some(finish) = &event.finish {
+            if let (Some((reason, _)), false) =
+                (&mut choice.finish, choice.message.calls.is_empty())
+                && *reason == "stop"
+            {
+                *reason = "tool_calls";
+            }
+            self.remember(event.choice, &finish.reason);
+        }
         Ok(event.choice)
+    }
+
+    /// Remembers the tokens of an answer, for a conversation that goes on from it.
+    fn remember(&self, index: usize, reason: &FinishReason) {
+        let Choice { tokens, message, .. } = &self.choices[index];
+        let mut all = self.prompt.ids.clone();
+        match reason {
+            // The token that ends an answer is the template's to write.
+            FinishReason::Stop(StopCause::Eos) => all.extend(&tokens[..tokens.len() - 1]),
+            FinishReason::Length | FinishReason::Stop(StopCause::Constraint) => all.extend(tokens),
+            _ => return,
+        }
+        let key = replay::key(&self.prompt.text, &message.content, replay::parts(&message.calls));
+        let reasoning = message.reasoning.as_str().into();
+        self.app.replay.put(key, Answer { tokens: all.into(), reasoning });
     }
 
     /// The fields of a choice beside its message or delta.
     fn rest(&mut self, index: usize) -> Map<String, Value> {
         let choice = &mut self.choices[index];
         let mut rest = Map::new();
-        let logprobs = std::mem::take(&mut choice.logprobs);
+        let logprobs = mem::take(&mut choice.logprobs);
         let logprobs = self.with_logprobs.then(|| json!({ "content": logprobs }));
         rest.insert("logprobs".to_owned(), logprobs.into());
         if self.delivery.token_ids {
-            rest.insert("token_ids".to_owned(), std::mem::take(&mut choice.token_ids).into());
+            rest.insert("token_ids".to_owned(), mem::take(&mut choice.token_ids).into());
         }
         rest
     }
@@ -172,11 +249,9 @@ impl Chat {
         let mut choices = Vec::with_capacity(reasons.len());
         for (index, reason) in reasons.into_iter().enumerate() {
             let (reason, stop) = reason.unzip();
-            let content = std::mem::take(&mut self.choices[index].content);
             let mut choice = Map::new();
             choice.insert("index".to_owned(), index.into());
-            let message = json!({ "role": "assistant", "content": content, "refusal": null });
-            choice.insert("message".to_owned(), message);
+            choice.insert("message".to_owned(), self.choices[index].message.to_json());
             choice.extend(self.rest(index));
             choice.insert("finish_reason".to_owned(), reason.into());
             choice.insert("stop_reason".to_owned(), stop.into());
@@ -187,8 +262,8 @@ impl Chat {
         if self.delivery.metrics {
             object["metrics"] = metrics(&self.answers.figures);
         }
-        if let Some(ids) = self.prompt_ids {
-            object["prompt_token_ids"] = ids.into();
+        if self.delivery.token_ids {
+            object["prompt_token_ids"] = self.prompt.ids.into();
         }
         Ok(object)
     }
@@ -206,21 +281,23 @@ impl Chat {
     /// What a choice has to send, in the order in which clients expect it.
     fn news(&mut self, index: usize) -> String {
         let mut text = String::new();
-        if !std::mem::replace(&mut self.choices[index].has_role, true) {
+        if !mem::replace(&mut self.choices[index].has_role, true) {
             let delta = json!({ "role": "assistant", "content": "" });
             let mut choice = json!({ "index": index, "delta": delta, "finish_reason": null });
-            if let Some(ids) = &self.prompt_ids {
-                choice["prompt_token_ids"] = ids.as_slice().into();
+            if self.delivery.token_ids {
+                choice["prompt_token_ids"] = self.prompt.ids.as_slice().into();
             }
             text.push_str(&self.chunk(choice));
         }
-        let content = std::mem::take(&mut self.choices[index].content);
-        let has_rest =
-            !self.choices[index].logprobs.is_empty() || !self.choices[index].token_ids.is_empty();
-        if !content.is_empty() || has_rest {
+        let mut deltas = mem::take(&mut self.choices[index].deltas);
+        let choice = &self.choices[index];
+        if deltas.is_empty() && (!choice.logprobs.is_empty() || !choice.token_ids.is_empty()) {
+            deltas.push(json!({ "content": "" }));
+        }
+        for delta in deltas {
             let mut choice = Map::new();
             choice.insert("index".to_owned(), index.into());
-            choice.insert("delta".to_owned(), json!({ "content": content }));
+            choice.insert("delta".to_owned(), delta);
             choice.extend(self.rest(index));
             choice.insert("finish_reason".to_owned(), Value::Null);
             text.push_str(&self.chunk(choice.into()));
@@ -260,7 +337,7 @@ impl sse::Source for Chat {
             }
         }
         self.is_done = true;
-        if !std::mem::take(&mut self.has_usage_left) {
+        if !mem::take(&mut self.has_usage_left) {
             return Some(sse::DONE.to_owned());
         }
         let mut last = self.object("chat.completion.chunk", Vec::new());

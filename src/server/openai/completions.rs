@@ -16,7 +16,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::{Fields, FromJson};
 use crate::server::guard::RequestName;
 use crate::server::params::{self, Common, Delivery};
-use crate::server::{encode, now, random_id, sse};
+use crate::server::{encode, now, random_id, sse, structure};
 use crate::text::Specials;
 
 /// Most prompts of a request.
@@ -42,10 +42,12 @@ pub async fn handle(
         let message = "echo together with logprobs is not supported";
         return Err(ApiError::unsupported("echo", message));
     }
-    fields.refuse(&[("suffix", ""), ("response_format", "")])?;
+    fields.refuse(&[("suffix", "")])?;
+    let constraint = structure::take(&mut fields)?;
     let prompts = prompts(&mut fields)?;
     let mut common = params::take(&app, &mut fields, &headers)?;
     common.request.sampling.logprobs = logprobs;
+    common.request.constraint = constraint;
     let ignored = Ignored::of(&app, fields)?;
     let mut completion = Completion::submit(&app, model, &name.0, prompts, common, echo)?;
     completion.begin(&app).await?;

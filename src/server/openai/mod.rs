@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod completions;
 mod logprobs;
+mod message;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;

@@ -1,0 +1,75 @@
+//! What an answer may be: `response_format` of OpenAI's API and `structured_outputs` of vLLM's.
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::request::Constraint;
+
+/// Takes both fields, of which one may constrain the answer.
+///
+/// # Errors
+/// A format that is not known, or two of them.
+pub fn take(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
+    let outputs = fields.object("structured_outputs")?.map(structured_outputs).transpose()?;
+    let format = fields.object("response_format")?.map(response_format).transpose()?.flatten();
+    match (outputs, format) {
+        (Some(_), Some(_)) => {
+            let message = "only one of structured_outputs and response_format may be given";
+            Err(ApiError::value("structured_outputs", message))
+        }
+        (outputs, format) => Ok(outputs.or(format)),
+    }
+}
+
+fn structured_outputs(mut fields: Fields) -> Result<Constraint, ApiError> {
+    let given = [
+        fields.raw("json").map(schema_of).transpose()?,
+        fields.take("regex")?.map(Constraint::Regex),
+        fields.take("choice")?.map(Constraint::Choice),
+        fields.take("grammar")?.map(Constraint::Grammar),
+        fields.or("json_object", false)?.then_some(Constraint::JsonObject),
+    ];
+    let mut given = given.into_iter().flatten();
+    match (given.next(), given.next()) {
+        (Some(constraint), None) => Ok(constraint),
+        _ => {
+            let message = "structured_outputs: expected one of json, json_object, regex, choice \
+                           and grammar";
+            Err(ApiError::value("structured_outputs", message))
+        }
+    }
+}
+
+/// A schema, or the text of one.
+fn schema_of(value: Value) -> Result<Constraint, ApiError> {
+    match value {
+        Value::String(text) => {
+            serde_json::from_str(&text).map(Constraint::JsonSchema).map_err(|_| {
+                let path = "structured_outputs.json";
+                ApiError::value(path, format!("{path}: a text that is no JSON"))
+            })
+        }
+        schema => Ok(Constraint::JsonSchema(schema)),
+    }
+}
+
+fn response_format(mut fields: Fields) -> Result<Option<Constraint>, ApiError> {
+    match fields.need::<String>("type")?.as_str() {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(Constraint::JsonObject)),
+        "json_schema" => {
+            let path = fields.path("json_schema");
+            let mut format =
+                fields.object("json_schema")?.ok_or_else(|| ApiError::missing(path))?;
+            let path = format.path("schema");
+            let schema = format.raw("schema").ok_or_else(|| ApiError::missing(path))?;
+            Ok(Some(Constraint::JsonSchema(schema)))
+        }
+        _ => {
+            let path = fields.path("type");
+            let message = format!("{path}: expected text, json_object or json_schema");
+            Err(ApiError::value(path, message))
+        }
+    }
+}
