@@ -295,6 +295,9 @@ pub struct Figures {
     pub cached_tokens: usize,
     /// Known tokens that were computed all the same: matched less cached.
     pub replayed_tokens: usize,
+    /// Prompt tokens up to the deepest state that was kept of it for later requests, less those
+    /// that were cached.
+    pub cache_write_tokens: usize,
     /// Why no deeper state was there, if one could have helped: `never_taken`, `no_slot`,
     /// `evicted` or `not_exact`.
     pub miss_reason: Option<&'static str>,

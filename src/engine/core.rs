@@ -326,6 +326,7 @@ impl<E: Executor> Core<E> {
             matched_tokens: reuse.matched_tokens,
             cached_tokens: reuse.cached_tokens,
             replayed_tokens: reuse.replayed_tokens,
+            cache_write_tokens: reuse.kept_tokens.saturating_sub(reuse.cached_tokens),
             miss_reason: reuse.miss_reason.map(MissReason::as_str),
             ..record.figures
         };

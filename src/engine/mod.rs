@@ -113,9 +113,9 @@ impl Engine {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let seed = request.sampling.seed.unwrap_or_else(random_seed);
         let (events, receiver) = async_channel::unbounded();
-        let choices = request.n;
+        let (choices, tokens) = (request.n, request.prompt.len());
         let command = Command::Submit { id, request, seed, events };
-        let sent = self.desk.if_open(|| self.commands.send(command));
+        let sent = self.desk.if_open(tokens, || self.commands.send(command));
         sent.ok_or(SubmitError::Draining)?.map_err(|_| SubmitError::Stopped)?;
         Ok(Handle::new(id, seed, choices, receiver, self.commands.clone()))
     }
@@ -152,6 +152,12 @@ impl Engine {
     pub fn pulse(&self) -> Option<Duration> {
         let runs = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         runs.then(|| self.desk.silence())
+    }
+
+    /// Prompt tokens to be computed: of prompts that wait, what nothing that is kept covers; of
+    /// those that run, what is left. Does not wait.
+    pub fn prompt_backlog(&self) -> usize {
+        self.desk.prompt_backlog()
     }
 
     /// What was done so far and is held, as of the last step. Does not wait.

@@ -1,6 +1,7 @@
 //! The engine's thread: takes commands between steps, sends events to the handles.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
@@ -35,13 +36,20 @@ pub(super) struct Desk {
     /// Whether requests are taken. Held for reading while one is sent, so that none is sent after
     /// the engine was told to drain.
     open: RwLock<bool>,
+    /// Prompt tokens of requests that were sent and that the thread has not taken in yet.
+    unseen_tokens: AtomicUsize,
     /// When the thread last got on with its work; none while it has none.
     beat: Mutex<Option<Instant>>,
 }
 
 impl Desk {
     pub(super) fn new(stats: EngineStats) -> Desk {
-        Desk { stats: Mutex::new(stats), open: RwLock::new(true), beat: Mutex::new(None) }
+        Desk {
+            stats: Mutex::new(stats),
+            open: RwLock::new(true),
+            unseen_tokens: AtomicUsize::new(0),
+            beat: Mutex::new(None),
+        }
     }
 
     /// How long the thread has had work and ended no step.
@@ -59,10 +67,18 @@ impl Desk {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `send` if requests are taken.
-    pub(super) fn if_open<T>(&self, send: impl FnOnce() -> T) -> Option<T> {
+    /// Does `send`, which sends a prompt of so many tokens, if requests are taken.
+    pub(super) fn if_open<T>(&self, prompt_tokens: usize, send: impl FnOnce() -> T) -> Option<T> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        open.then(send)
+        open.then(|| {
+            self.unseen_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+            send()
+        })
+    }
+
+    /// Prompt tokens to be computed, as of the last step, with those that came since.
+    pub(super) fn prompt_backlog(&self) -> usize {
+        self.stats().occupancy.prompt_backlog + self.unseen_tokens.load(Ordering::Relaxed)
     }
 
     /// Takes no more requests.
@@ -131,7 +147,11 @@ impl<E: Executor> Loop<E> {
             match command {
                 Ok(Command::Submit { id, request, seed, events }) => {
                     self.listeners.insert(id, Listener { events, open: request.n });
+                    let tokens = request.prompt.len();
                     self.core.submit(id, request, seed);
+                    // Counted twice for a moment rather than not at all.
+                    self.tell_stats();
+                    self.desk.unseen_tokens.fetch_sub(tokens, Ordering::Relaxed);
                 }
                 Ok(Command::Cancel(id)) => self.core.cancel(id),
                 Ok(Command::CancelAll) => self.core.cancel_all(),

@@ -68,6 +68,9 @@ pub struct Scheduler {
     /// Sequences on the device, in order of priority, then of admission.
     running: Vec<SequenceId>,
     waiting: BTreeSet<Rank>,
+    /// Tokens of prompts that wait for the first time, but for those that the tree covered when
+    /// they came.
+    waiting_tokens: usize,
     parked: BTreeSet<Rank>,
     in_flight: Vec<InFlight>,
     /// None where nothing is to be reused.
@@ -124,6 +127,7 @@ impl Scheduler {
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: BTreeSet::new(),
+            waiting_tokens: 0,
             parked: BTreeSet::new(),
             in_flight: Vec::new(),
             to_park: Vec::new(),
@@ -171,6 +175,9 @@ impl Scheduler {
         }
         self.waiting.insert((priority, leader));
         self.announce(leader);
+        let known = self.look_up(leader).usable.map_or(0, |usable| usable.position);
+        self.sequence_mut(leader).backlog = tokens.len().saturating_sub(known);
+        self.waiting_tokens += tokens.len().saturating_sub(known);
         Ok(ids)
     }
 
@@ -417,11 +424,16 @@ impl Scheduler {
 
     /// What is where, now.
     pub fn occupancy(&self) -> Occupancy {
+        let left = |id: &SequenceId| {
+            let sequence = &self.sequences[id];
+            sequence.prompt_len.saturating_sub(sequence.computed())
+        };
         Occupancy {
             running: self.running.len(),
             waiting: self.waiting.len() + self.followers.len(),
             parked: self.parked.len(),
             in_flight: self.in_flight.len(),
+            prompt_backlog: self.waiting_tokens + self.running.iter().map(left).sum::<usize>(),
         }
     }
 

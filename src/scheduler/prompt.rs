@@ -51,6 +51,8 @@ pub struct ReuseFigures {
     pub replayed_tokens: usize,
     /// Why the state was not deeper, if a deeper one could have helped.
     pub miss_reason: Option<MissReason>,
+    /// Where the deepest state is that it left for others on the way; 0 when it left none.
+    pub kept_tokens: usize,
 }
 
 impl ReuseFigures {
@@ -62,6 +64,7 @@ impl ReuseFigures {
             cached_tokens,
             replayed_tokens: found.matched_tokens - cached_tokens,
             miss_reason: found.miss,
+            kept_tokens: 0,
         }
     }
 }

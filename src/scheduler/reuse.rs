@@ -66,9 +66,10 @@ impl Scheduler {
         }
     }
 
-    /// Takes a prompt out of the ghosts: it waits no more.
+    /// Takes a prompt out of the ghosts and of the backlog: it waits no more.
     pub(super) fn forget_ghost(&mut self, id: SequenceId) {
         let sequence = self.sequences.get_mut(&id).expect("it is known");
+        self.waiting_tokens -= std::mem::take(&mut sequence.backlog);
         if std::mem::take(&mut sequence.is_noted) {
             let tree = self.tree.as_mut().expect("who is noted is noted in the tree");
             let prompt = &sequence.tokens[..sequence.prompt_len];
@@ -190,6 +191,7 @@ impl Scheduler {
                     step.plan.kept.push(slot);
                 }
                 sequence.last_kept = position;
+                sequence.reuse.kept_tokens = position;
                 let state = sequence.state().expect("it is planned");
                 let (prefix, blocks) = (sequence.prefix(position), state.table().as_slice());
                 tree.insert(&mut self.device, prefix, blocks, shared);

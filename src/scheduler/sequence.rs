@@ -153,6 +153,8 @@ pub struct Sequence {
     pub(super) wanted: Vec<usize>,
     /// Position of the last state on its path that the tree was given.
     pub(super) last_kept: usize,
+    /// Tokens it adds to the backlog of those that wait.
+    pub(super) backlog: usize,
     pub(super) reuse: ReuseFigures,
     pub(super) was_admitted: bool,
     /// What it was before it last went on from something.
@@ -232,6 +234,7 @@ impl Sequence {
             distrusts_host: false,
             wanted: Vec::new(),
             last_kept: 0,
+            backlog: 0,
             reuse: ReuseFigures::default(),
             was_admitted: false,
             before: Before {

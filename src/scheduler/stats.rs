@@ -66,4 +66,7 @@ pub struct Occupancy {
     pub parked: usize,
     /// Sequences between the two.
     pub in_flight: usize,
+    /// Prompt tokens to be computed: of prompts that wait, what nothing that was kept when they
+    /// came covers; of those that run, what is left.
+    pub prompt_backlog: usize,
 }

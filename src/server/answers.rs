@@ -88,10 +88,7 @@ impl Answers {
                 Err(error) => return Some(Err(error)),
             },
         }?;
-        if !self.has_begun {
-            self.has_begun = true;
-            self.live.place.prompt_is_done();
-        }
+        self.has_begun = true;
         self.generated_tokens += usize::from(event.token.is_some());
         if let Some(finish) = &event.finish {
             self.figures.push(finish.figures);
@@ -147,12 +144,13 @@ impl Answers {
 /// `usage` in the OpenAI shape.
 pub fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures]) -> Value {
     // The choices of a request have the prompt in common.
-    let cached = figures.first().map_or(0, |figures| figures.cached_tokens);
+    let first = figures.first().copied().unwrap_or_default();
+    let (cached, written) = (first.cached_tokens, first.cache_write_tokens);
     json!({
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated_tokens,
         "total_tokens": prompt_tokens + generated_tokens,
-        "prompt_tokens_details": { "cached_tokens": cached },
+        "prompt_tokens_details": { "cached_tokens": cached, "cache_write_tokens": written },
     })
 }
 
@@ -237,7 +235,13 @@ impl Several {
     pub fn usage(&self) -> Value {
         let sum = |count: fn(&Answers) -> usize| self.all.iter().map(count).sum::<usize>();
         let cached = |answers: &Answers| answers.figures.first().map_or(0, |f| f.cached_tokens);
-        let figures = Figures { cached_tokens: sum(cached), ..Figures::default() };
+        let written =
+            |answers: &Answers| answers.figures.first().map_or(0, |f| f.cache_write_tokens);
+        let figures = Figures {
+            cached_tokens: sum(cached),
+            cache_write_tokens: sum(written),
+            ..Figures::default()
+        };
         usage(sum(|a| a.prompt_tokens), sum(|a| a.generated_tokens), &[figures])
     }
 }

@@ -62,14 +62,8 @@ pub struct App {
     pub replay: Replay,
     phase: watch::Sender<Phase>,
     live: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
-    backlog: Arc<Backlog>,
-}
-
-/// What waits and runs, for shedding load.
-#[derive(Debug, Default)]
-struct Backlog {
-    requests: AtomicUsize,
-    prompt_tokens: AtomicUsize,
+    /// Answers that wait or run.
+    answers: Arc<AtomicUsize>,
 }
 
 /// An [`App`] as handlers get it.
@@ -88,7 +82,7 @@ impl App {
             replay: Replay::default(),
             phase: watch::Sender::new(Phase::Open),
             live: Mutex::default(),
-            backlog: Arc::default(),
+            answers: Arc::default(),
         }
     }
 
@@ -144,11 +138,11 @@ impl App {
 
     /// Refuses what would wait for too long.
     fn place(&self, answers: usize, prompt_tokens: usize) -> Result<Place, ApiError> {
-        let (requests, tokens) = self.backlog();
-        let (most_requests, most_tokens) =
+        let (there, tokens) = (self.answers(), self.engine.prompt_backlog());
+        let (most, most_tokens) =
             (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
-        if requests + answers > most_requests {
-            let message = format!("{requests} answers wait or run, and {most_requests} may");
+        if there + answers > most {
+            let message = format!("{there} answers wait or run, and {most} may");
             return Err(ApiError::overloaded("queue_full", message, self.retry_after(tokens)));
         }
         // A prompt that is longer than the limit is taken when nothing else waits.
@@ -156,23 +150,25 @@ impl App {
             let message = format!("{tokens} prompt tokens wait, and {most_tokens} may");
             return Err(ApiError::overloaded("backlog_full", message, self.retry_after(tokens)));
         }
-        Ok(Place::take(&self.backlog, answers, prompt_tokens))
+        Ok(Place::take(&self.answers, answers))
     }
 
-    /// Answers that wait or run, and prompt tokens of those that have not begun.
-    pub fn backlog(&self) -> (usize, usize) {
-        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        (count(&self.backlog.requests), count(&self.backlog.prompt_tokens))
+    /// Answers that wait or run.
+    pub fn answers(&self) -> usize {
+        self.answers.load(Ordering::Relaxed)
     }
 
     /// How long `tokens` prompt tokens take, from 1 to 60 seconds.
     fn retry_after(&self, tokens: usize) -> Duration {
-        let stats = self.engine.stats().scheduler;
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-        let seconds = since.saturating_sub(self.started).max(1);
-        let rate = (stats.prompt_tokens / seconds).max(1);
-        let wait = u64::try_from(tokens).unwrap_or(u64::MAX).div_ceil(rate);
-        Duration::from_secs(wait.clamp(1, 60))
+        let measured = self.engine.cost().tokens_per_second;
+        let rate = if measured.is_finite() { measured } else { self.mean_rate() };
+        Duration::from_secs_f64((tokens as f64 / rate).clamp(1.0, 60.0))
+    }
+
+    /// Prompt tokens computed per second since the start, 1 at least.
+    fn mean_rate(&self) -> f64 {
+        let seconds = super::now().saturating_sub(self.started).max(1);
+        (self.engine.stats().scheduler.prompt_tokens as f64 / seconds as f64).max(1.0)
     }
 
     /// Ends the requests of a name; whether there were any.
@@ -223,26 +219,18 @@ impl Drop for Live {
     }
 }
 
-/// A place among the requests that wait or run; dropping it gives it up.
+/// A place among the answers that wait or run; dropping it gives it up.
 #[derive(Debug)]
 pub struct Place {
-    backlog: Arc<Backlog>,
+    all: Arc<AtomicUsize>,
     answers: usize,
-    prompt_tokens: usize,
     since: Instant,
 }
 
 impl Place {
-    fn take(backlog: &Arc<Backlog>, answers: usize, prompt_tokens: usize) -> Place {
-        backlog.requests.fetch_add(answers, Ordering::Relaxed);
-        backlog.prompt_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
-        Place { backlog: Arc::clone(backlog), answers, prompt_tokens, since: Instant::now() }
-    }
-
-    /// The prompt has been computed.
-    pub fn prompt_is_done(&mut self) {
-        let tokens = std::mem::take(&mut self.prompt_tokens);
-        self.backlog.prompt_tokens.fetch_sub(tokens, Ordering::Relaxed);
+    fn take(all: &Arc<AtomicUsize>, answers: usize) -> Place {
+        all.fetch_add(answers, Ordering::Relaxed);
+        Place { all: Arc::clone(all), answers, since: Instant::now() }
     }
 
     /// When the request came.
@@ -253,7 +241,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.prompt_is_done();
-        self.backlog.requests.fetch_sub(self.answers, Ordering::Relaxed);
+        self.all.fetch_sub(self.answers, Ordering::Relaxed);
     }
 }

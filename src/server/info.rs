@@ -65,7 +65,7 @@ pub async fn ready(
     if app.phase() != Phase::Open {
         return Err(ApiError::draining());
     }
-    let (answers, _) = app.backlog();
+    let answers = app.answers();
     let waits = app.engine.stats().occupancy.waiting;
     let is_strict = query.get("strict").is_some_and(|value| value != "0");
     if answers >= app.config.max_num_queued_reqs || (is_strict && waits > 0) {
@@ -121,7 +121,6 @@ pub async fn props(State(app): State<Shared>) -> Json<Value> {
 /// `GET /load`: how busy it is, cheap to ask for.
 pub async fn load(State(app): State<Shared>) -> Json<Value> {
     let stats = app.engine.stats();
-    let (answers, tokens) = app.backlog();
     let pool = |pool: &PoolStats| {
         json!({
             "pages": pool.pages,
@@ -134,8 +133,8 @@ pub async fn load(State(app): State<Shared>) -> Json<Value> {
         "running": stats.occupancy.running,
         "waiting": stats.occupancy.waiting,
         "swapped": stats.occupancy.parked + stats.occupancy.in_flight,
-        "answers": answers,
-        "prompt_tokens": tokens,
+        "answers": app.answers(),
+        "prompt_backlog": app.engine.prompt_backlog(),
         "pools": { "device": pool(&stats.device), "host": pool(&stats.host) },
     }))
 }

@@ -137,7 +137,7 @@ pub async fn serve(
 /// Waits for what is being served; returns how many answers had to be cut short.
 async fn drain(app: &App, insisted: &Notify) -> usize {
     let all_ended = async {
-        while app.backlog().0 > 0 {
+        while app.answers() > 0 {
             sleep(Duration::from_millis(10)).await;
         }
     };
@@ -145,11 +145,11 @@ async fn drain(app: &App, insisted: &Notify) -> usize {
         result = timeout(app.config.shutdown_timeout, all_ended) => if result.is_ok() { return 0 },
         () = insisted.notified() => {}
     }
-    let cut = app.backlog().0;
+    let cut = app.answers();
     app.engine.stopper().cancel_all();
     // Their clients are still told.
     let told = async {
-        while app.backlog().0 > 0 {
+        while app.answers() > 0 {
             sleep(Duration::from_millis(10)).await;
         }
     };
