@@ -262,7 +262,7 @@ fn a_constraint_that_makes_no_sense_is_refused_by_its_field() {
     let config = EngineConfig { threads: 1, ..EngineConfig::one_sequence(100) };
     let bare = Engine::builder(files).config(config).build().expect("an engine");
     let request = Request { constraint: Some(Constraint::JsonObject), ..request_of(3) };
-    let error = bare.submit(request).err().expect("there is no tokenizer").to_string();
+    let error = bare.submit(request).expect_err("there is no tokenizer").to_string();
     assert_eq!(error, "json_object: needs a tokenizer, and the model has none");
 }
 

@@ -8,10 +8,15 @@
 //! A matcher shares nothing that changes with another: what it allows depends on its grammar and
 //! its tokens alone, so a constrained answer too is the same whatever the batch.
 
+mod intersections;
+
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use llguidance::api::{GrammarWithLexer, StopReason, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -32,6 +37,12 @@ const MAX_KEPT: usize = 64;
 /// Stack of the threads that compile grammars and compute masks: the library recurses as deeply as
 /// a grammar is nested. Only what is used of it becomes memory.
 const STACK_BYTES: usize = 256 << 20;
+
+/// Longest that a caller waits for a grammar.
+const COMPILE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Most threads that compile what nobody waits for any more.
+const MAX_LATE: usize = 2;
 
 /// Work to build a grammar's lexer, in the library's units.
 const LEXER_FUEL: u64 = 1_000_000;
@@ -61,9 +72,7 @@ pub struct ConstraintError {
 /// The grammars of an engine, over the vocabulary of its model. The vocabulary is read at the first
 /// constraint.
 pub struct Grammars {
-    tokenizer: Option<Arc<Tokenizer>>,
-    stop_tokens: Vec<u32>,
-    factory: OnceLock<Result<ParserFactory, String>>,
+    compiler: Arc<Compiler>,
     /// Compiled grammars by their source, the latest used last; never advanced themselves.
     kept: Mutex<Vec<(String, TokenParser)>>,
 }
@@ -71,11 +80,14 @@ pub struct Grammars {
 impl Grammars {
     /// Grammars over the tokens of `tokenizer`; `stop_tokens` end an answer that is complete.
     pub fn new(tokenizer: Option<Arc<Tokenizer>>, stop_tokens: &[u32]) -> Grammars {
-        let (stop_tokens, kept) = (stop_tokens.to_vec(), Mutex::new(Vec::new()));
-        Grammars { tokenizer, stop_tokens, factory: OnceLock::new(), kept }
+        let stop_tokens = stop_tokens.to_vec();
+        let (factory, late) = (OnceLock::new(), AtomicUsize::new(0));
+        let compiler = Arc::new(Compiler { tokenizer, stop_tokens, factory, late });
+        Grammars { compiler, kept: Mutex::new(Vec::new()) }
     }
 
-    /// A matcher at the start of an answer that `constraint` allows.
+    /// A matcher at the start of an answer that `constraint` allows. A constraint that is new is
+    /// compiled first, which takes milliseconds and 10 seconds at most.
     ///
     /// # Errors
     /// A constraint that makes no sense, asks for what cannot be enforced, or costs too much; or a
@@ -89,8 +101,7 @@ impl Grammars {
         if let Some(matcher) = self.recall(&source) {
             return Ok(matcher);
         }
-        let compiled = on_deep_stack(|| self.compile(grammar)).and_then(|done| done);
-        let compiled = compiled.map_err(fault)?;
+        let compiled = Compiler::run(&self.compiler, grammar).map_err(fault)?;
         let matcher = Matcher::of(&compiled);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == MAX_KEPT {
@@ -105,6 +116,54 @@ impl Grammars {
         let at = kept.iter().position(|(known, _)| known == source)?;
         kept[at..].rotate_left(1);
         kept.last().map(|(_, compiled)| Matcher::of(compiled))
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").finish_non_exhaustive()
+    }
+}
+
+/// Compiles grammars, each on a thread of its own with a deep stack.
+struct Compiler {
+    tokenizer: Option<Arc<Tokenizer>>,
+    stop_tokens: Vec<u32>,
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// Threads that went on after nobody waited for them any more. The library's limits end most
+    /// work; what they do not see cannot be stopped, only kept from piling up.
+    late: AtomicUsize,
+}
+
+impl Compiler {
+    fn run(this: &Arc<Compiler>, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
+        if this.late.load(Ordering::Relaxed) >= MAX_LATE {
+            return Err("cannot be compiled while earlier ones take too long".to_owned());
+        }
+        let (done, compiled) = sync_channel(1);
+        // Set by whichever ends first, the work or the wait for it.
+        let (compiler, is_over) = (Arc::clone(this), Arc::new(AtomicBool::new(false)));
+        let work_over = Arc::clone(&is_over);
+        let work = move || {
+            let _ = done.send(compiler.compile(grammar));
+            if work_over.swap(true, Ordering::Relaxed) {
+                compiler.late.fetch_sub(1, Ordering::Relaxed);
+            }
+        };
+        let thread = thread::Builder::new().name("deltapool-grammar".to_owned());
+        let thread = thread.stack_size(STACK_BYTES).spawn(work);
+        thread.map_err(|error| format!("no thread to compile it: {error}"))?;
+        match compiled.recv_timeout(COMPILE_LIMIT) {
+            Ok(compiled) => compiled,
+            Err(RecvTimeoutError::Disconnected) => Err("its compiler panicked".to_owned()),
+            Err(RecvTimeoutError::Timeout) => {
+                this.late.fetch_add(1, Ordering::Relaxed);
+                if is_over.swap(true, Ordering::Relaxed) {
+                    this.late.fetch_sub(1, Ordering::Relaxed);
+                }
+                Err(format!("takes more than {} s to compile", COMPILE_LIMIT.as_secs()))
+            }
+        }
     }
 
     fn compile(&self, grammar: TopLevelGrammar) -> Result<TokenParser, String> {
@@ -140,12 +199,6 @@ impl Grammars {
     }
 }
 
-impl std::fmt::Debug for Grammars {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grammars").finish_non_exhaustive()
-    }
-}
-
 /// The tokens by their bytes. An added token is no text: its bytes stand behind a mark that no text
 /// contains, so it is allowed only where a grammar names it.
 fn trie(tokenizer: &Tokenizer, stop_tokens: &[u32]) -> TokTrie {
@@ -176,7 +229,10 @@ fn grammar(constraint: &Constraint) -> Result<(String, TopLevelGrammar), String>
         Constraint::JsonSchema(value) => schema(value)?,
         Constraint::Regex(regex) => (regex.clone(), GrammarWithLexer::from_regex(regex)),
         Constraint::Choice(texts) => lark(&choice(texts)),
-        Constraint::Grammar(text) => lark(text),
+        Constraint::Grammar(text) => {
+            intersections::check_grammar(text)?;
+            lark(text)
+        }
     };
     let kind = constraint.field();
     Ok((format!("{kind}\n{text}"), TopLevelGrammar::from_grammar(grammar)))
@@ -192,6 +248,7 @@ fn schema(value: &Value) -> Result<(String, GrammarWithLexer), String> {
         let bytes = text.len();
         return Err(format!("{bytes} bytes, allowed: {MAX_CONSTRAINT_BYTES} at most"));
     }
+    intersections::check_schema(value)?;
     Ok((text, GrammarWithLexer::from_json_schema(json_grammar(value)?)))
 }
 
@@ -214,15 +271,6 @@ fn in_short(reason: &str) -> String {
         short = format!("{short} {}", &error["error: ".len()..]);
     }
     short
-}
-
-/// Runs `work` on a thread with a deep stack and waits for it.
-fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
-        let thread = thread.map_err(|error| format!("no thread to compile it: {error}"))?;
-        thread.join().map_err(|_| "the grammar's compiler panicked".to_owned())
-    })
 }
 
 /// Follows the tokens of one answer, or says why there is nothing to follow.

@@ -43,6 +43,11 @@ fn hostile() -> Vec<(&'static str, Constraint)> {
         writeln!(text, "T{i}: T{} \"a\"", i + 1).expect("a string takes all");
         text
     }) + "T8000: \"b\"\n";
+    let terms: Vec<String> = (0..40).map(|i| format!("/.*a{i}.*/")).collect();
+    let mut linked = chain(40, |next| json!({"$ref": next}));
+    for i in 0..40 {
+        linked["$defs"][format!("d{i}")]["pattern"] = format!("a{i}").into();
+    }
     vec![
         ("nested arrays", schema(nested(120, array))),
         ("nested anyOf", schema(nested(120, |v| json!({"anyOf": [v, {"type": "string"}]})))),
@@ -56,6 +61,31 @@ fn hostile() -> Vec<(&'static str, Constraint)> {
         (
             "anyOf both ways",
             schema(chain(24, |next| json!({"anyOf": [{"$ref": next}, {"$ref": next}]}))),
+        ),
+        ("intersections", schema(json!({"allOf": patterns(200)}))),
+        (
+            "nested intersections",
+            schema(patterns(60).into_iter().fold(json!({}), |inner, mut outer| {
+                outer["anyOf"] = json!([inner]);
+                outer
+            })),
+        ),
+        ("linked intersections", schema(linked)),
+        (
+            "intersections in a grammar",
+            Constraint::Grammar(format!("start: %json {}", json!({"allOf": patterns(40)}))),
+        ),
+        (
+            "intersected terminals",
+            Constraint::Grammar(format!("start: T\nT: {}\n", terms.join(" & "))),
+        ),
+        (
+            "terminals that are not",
+            Constraint::Grammar(format!("start: T\nT: {}\n", terms.join(" & ~"))),
+        ),
+        (
+            "what no alternative matches",
+            Constraint::Grammar(format!("start: T\nT: ~{}\n", terms.join("|").replace("/|/", "|"))),
         ),
         ("a reference to itself", schema(json!({"$ref": "#"}))),
         ("allOf of itself", schema(json!({"allOf": [{"$ref": "#"}, {"type": "object"}]}))),
@@ -93,6 +123,11 @@ fn hostile() -> Vec<(&'static str, Constraint)> {
             Constraint::Choice((0..1_024).map(|i| format!("{i}{}", "x".repeat(200))).collect()),
         ),
     ]
+}
+
+/// Schemas of texts that contain something each.
+fn patterns(count: usize) -> Vec<Value> {
+    (0..count).map(|i| json!({"type": "string", "pattern": format!("a{i}")})).collect()
 }
 
 fn many_properties(count: usize) -> Value {
