@@ -103,6 +103,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("memmap2", &["kernels/src/"]),
     ("minijinja", &["src/text"]),
     ("minijinja_contrib", &["src/text"]),
+    ("prometheus_client", &["src/server/metrics"]),
     ("safetensors", &["src/weights"]),
     ("tokenizers", &["src/text"]),
 ];

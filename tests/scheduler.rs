@@ -6,7 +6,7 @@ mod control;
 use control::{BLOCK_BYTES, SLOT_BYTES, scheduler_of};
 use deltapool::config::{Policy, Preempt};
 use deltapool::scheduler::{
-    End, Limits, Place, Prompt, Scheduler, SequenceId, StepPlan, StepReport,
+    Blocked, End, Limits, Place, Prompt, Scheduler, SequenceId, StepPlan, StepReport,
 };
 
 const SLOT: usize = 3 * 4096;
@@ -253,4 +253,51 @@ fn kimi_linear_runs_the_sequences_of_the_design() {
             drain(&mut scheduler);
         }
     }
+}
+
+/// Pages, the prompt that does not fit beside one of 64 tokens, and what it does not find: the
+/// units of one kind, or a page that both kinds want.
+#[test]
+fn what_a_waiting_sequence_does_not_find_is_told_in_every_step() {
+    let lacking = |blocks, slots, places| Blocked { blocks, slots, places };
+    for (pages, len, places, expected) in [
+        (4, 9 * 64, 64, lacking(true, false, false)),
+        (4, 7 * 64, 64, lacking(true, true, false)),
+        (2, 64, 64, lacking(false, true, false)),
+        (4, 64, 1, lacking(false, false, true)),
+    ] {
+        let mut scheduler = scheduler(pages, 0, |limits| limits.max_num_seqs = places);
+        submit(&mut scheduler, 64, 50, 0);
+        submit(&mut scheduler, len, 1, 0);
+        // From the second step on the scheduler knows without looking.
+        for _ in 0..3 {
+            step(&mut scheduler, &|_| 50);
+            assert_eq!(scheduler.blocked(), expected, "{len} tokens on {pages} pages");
+        }
+        let stats = scheduler.stats();
+        assert_eq!(stats.blocked_for_blocks, 3 * u64::from(expected.blocks));
+        assert_eq!(stats.blocked_for_slots, 3 * u64::from(expected.slots));
+        assert_eq!(stats.blocked_for_places, 3 * u64::from(expected.places));
+        while !scheduler.is_idle() {
+            step(&mut scheduler, &|_| 50);
+        }
+        assert_eq!(scheduler.blocked(), Blocked::default());
+    }
+}
+
+#[test]
+fn what_sequences_hold_is_used_and_what_the_tree_alone_holds_is_cached() {
+    let mut scheduler = control::scheduler(4, 1_000);
+    scheduler.submit(&Prompt::new(&[1; 200], 3)).expect("it fits");
+    step(&mut scheduler, &|_| 3);
+    let (during, _) = scheduler.pool_use();
+    assert_eq!((during.blocks.used, during.slots.used), (4, 1));
+    assert!(during.blocks.usage() > 0.0);
+    while !scheduler.is_idle() {
+        step(&mut scheduler, &|_| 3);
+    }
+    let (after, _) = scheduler.pool_use();
+    assert_eq!((after.blocks.used, after.slots.used), (0, 0));
+    assert!(after.blocks.cached >= 4 && after.slots.cached >= 1, "{after:?}");
+    assert_eq!(after.blocks.usage(), 0.0);
 }

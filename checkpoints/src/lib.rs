@@ -85,5 +85,5 @@ mod tree;
 pub use placement::Placement;
 pub use tree::{
     Demotion, History, Lineage, Match, MatchOptions, MissReason, Prefix, PrefixTree, Room,
-    TierCounts, TreeOptions, TreeStats, Usable, common_tokens,
+    SoleUnits, TierCounts, TreeOptions, TreeStats, Usable, common_tokens,
 };

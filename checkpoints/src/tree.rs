@@ -28,7 +28,7 @@ pub use eviction::Room;
 pub use histories::History;
 pub use matching::{Match, MatchOptions, MissReason, Usable};
 pub use radix::{Lineage, common_tokens};
-pub use stats::{TierCounts, TreeStats};
+pub use stats::{SoleUnits, TierCounts, TreeStats};
 
 use ghosts::Ghosts;
 use order::{Order, Place};

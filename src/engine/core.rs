@@ -21,7 +21,9 @@ use super::lower::{lower, lower_transfers};
 use super::mask::PendingMask;
 use super::record::Record;
 use super::sampler::Draw;
+use super::steps::{StepRecord, StepTotals};
 use super::text::AnswerText;
+use super::view::EngineView;
 use crate::request::{Event, Figures, Finish, FinishReason, Request, StopCause};
 use crate::scheduler::{
     End, MissReason, Occupancy, Prompt, SampledToken, Scheduler, SchedulerStats, SequenceId,
@@ -55,6 +57,8 @@ pub struct EngineStats {
     pub most_pages: usize,
     /// Most pages of the device that packing would have freed in one step.
     pub most_stranded_pages: usize,
+    /// How long the steps took, and how many tokens they computed.
+    pub steps: StepTotals,
 }
 
 impl EngineStats {
@@ -74,6 +78,7 @@ pub struct Core<E> {
     requests: HashMap<RequestId, Vec<SequenceId>>,
     events: Vec<(RequestId, Event)>,
     stats: EngineStats,
+    last_step: StepRecord,
 }
 
 impl<E: Executor> Core<E> {
@@ -91,6 +96,7 @@ impl<E: Executor> Core<E> {
             most_running: 0,
             most_pages: 0,
             most_stranded_pages: 0,
+            steps: StepTotals::default(),
         };
         Core {
             door,
@@ -100,6 +106,7 @@ impl<E: Executor> Core<E> {
             requests: HashMap::new(),
             events: Vec::new(),
             stats,
+            last_step: StepRecord::default(),
         }
     }
 
@@ -199,16 +206,35 @@ impl<E: Executor> Core<E> {
         EngineStats { scheduler, occupancy, device, host, tree, ..self.stats }
     }
 
+    /// The last step; number 0 before the first.
+    pub fn last_step(&self) -> StepRecord {
+        self.last_step
+    }
+
+    /// Fills in who is where now, and who holds what.
+    pub fn view(&self, view: &mut EngineView) {
+        view.take(&self.scheduler, |id| {
+            let record = self.records.get(&id)?;
+            Some(((record.id, record.choice), record.submitted))
+        });
+    }
+
     /// One step; returns what happened in it and since the last.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         if !self.scheduler.is_idle() {
+            let start = Instant::now();
             let plan = self.scheduler.plan();
+            let number = self.last_step.number + 1;
+            let mut record = StepRecord::of(number, &plan, self.scheduler.blocked());
             let report = self.run(&plan);
             self.note_occupancy();
             self.scheduler.commit(plan, &report);
             for sample in report.sampled {
                 self.take_token(sample);
             }
+            record.duration = start.elapsed();
+            self.stats.steps.note(&record);
+            self.last_step = record;
         }
         std::mem::take(&mut self.events)
     }

@@ -42,8 +42,10 @@ mod probe;
 mod record;
 pub mod sampler;
 mod score;
+mod steps;
 mod text;
 mod thread;
+mod view;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -60,9 +62,11 @@ pub use error::EngineError;
 pub use handle::{Events, Handle};
 pub use limits::EngineLimits;
 pub use score::Scorer;
-pub use state_pool::{PoolLayout, PoolStats};
+pub use state_pool::{BLOCK_LEN, PoolLayout, PoolStats};
+pub use steps::{Distribution, STEPS_KEPT, StepKind, StepRecord, StepTotals};
+pub use view::{EngineView, SEQUENCES_SHOWN, SequenceState, SequenceView};
 
-pub use crate::scheduler::Refused;
+pub use crate::scheduler::{Blocked, PoolUse, Refused, UnitUse};
 
 use self::core::Core;
 use door::Door;
@@ -96,7 +100,9 @@ impl Engine {
     ) -> io::Result<Engine> {
         let door = Arc::clone(core.door());
         let (commands, inbox) = channel();
-        let desk = Arc::new(Desk::new(core.stats()));
+        let mut view = EngineView::default();
+        core.view(&mut view);
+        let desk = Arc::new(Desk::new(core.stats(), view));
         let thread = Some(thread::spawn(core, inbox, Arc::clone(&desk))?);
         Ok(Engine { door, limits, desk, commands, thread, next_request: AtomicU64::new(0) })
     }
@@ -163,6 +169,17 @@ impl Engine {
     /// What was done so far and is held, as of the last step. Does not wait.
     pub fn stats(&self) -> EngineStats {
         self.desk.stats()
+    }
+
+    /// Who is where and holds what, as of the last step or some 50 ms before. Does not wait.
+    pub fn view(&self) -> EngineView {
+        self.desk.view()
+    }
+
+    /// Of the last `most` steps, those of a number above `after`, oldest first. The last
+    /// [`STEPS_KEPT`] are kept. Does not wait.
+    pub fn steps_since(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        self.desk.steps_since(after, most)
     }
 
     /// What `--preempt auto` weighs: given or measured when the engine was built.

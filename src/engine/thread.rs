@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,8 @@ use async_channel::Sender as EventSender;
 
 use super::core::{Core, EngineStats, RequestId};
 use super::executor::Executor;
+use super::steps::{StepRecord, StepRing};
+use super::view::{EngineView, VIEW_AGE};
 use crate::request::{Event, Request};
 
 /// What callers ask of the thread.
@@ -32,7 +34,8 @@ pub(super) enum Command {
 /// What the thread and its callers both see.
 #[derive(Debug)]
 pub(super) struct Desk {
-    stats: Mutex<EngineStats>,
+    told: Mutex<Told>,
+    view: Mutex<EngineView>,
     /// Whether requests are taken. Held for reading while one is sent, so that none is sent after
     /// the engine was told to drain.
     open: RwLock<bool>,
@@ -42,10 +45,18 @@ pub(super) struct Desk {
     beat: Mutex<Option<Instant>>,
 }
 
+/// What the thread tells after each step.
+#[derive(Debug)]
+struct Told {
+    stats: EngineStats,
+    steps: StepRing,
+}
+
 impl Desk {
-    pub(super) fn new(stats: EngineStats) -> Desk {
+    pub(super) fn new(stats: EngineStats, view: EngineView) -> Desk {
         Desk {
-            stats: Mutex::new(stats),
+            told: Mutex::new(Told { stats, steps: StepRing::new() }),
+            view: Mutex::new(view),
             open: RwLock::new(true),
             unseen_tokens: AtomicUsize::new(0),
             beat: Mutex::new(None),
@@ -63,8 +74,20 @@ impl Desk {
     }
 
     pub(super) fn stats(&self) -> EngineStats {
-        // The value is written whole: a panic elsewhere leaves none half-written.
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told().stats
+    }
+
+    pub(super) fn steps_since(&self, after: u64, most: usize) -> Vec<StepRecord> {
+        self.told().steps.since(after, most)
+    }
+
+    pub(super) fn view(&self) -> EngineView {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        // The values are written whole: a panic elsewhere leaves none half-written.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does `send`, which sends a prompt of so many tokens, if requests are taken.
@@ -93,7 +116,8 @@ pub(super) fn spawn<E: Executor + Send + 'static>(
     commands: Receiver<Command>,
     desk: Arc<Desk>,
 ) -> std::io::Result<JoinHandle<()>> {
-    let looped = Loop { core, commands, desk, listeners: HashMap::new(), drains: Vec::new() };
+    let (listeners, drains, viewed) = (HashMap::new(), Vec::new(), None);
+    let looped = Loop { core, commands, desk, listeners, drains, viewed };
     Builder::new().name("deltapool-engine".to_owned()).spawn(move || looped.run())
 }
 
@@ -103,6 +127,8 @@ struct Loop<E> {
     desk: Arc<Desk>,
     listeners: HashMap<RequestId, Listener>,
     drains: Vec<Sender<()>>,
+    /// When the view was last taken; none once nothing has happened since.
+    viewed: Option<Instant>,
 }
 
 /// Who hears the events of a request, and how many of its answers have not ended.
@@ -133,9 +159,13 @@ impl<E: Executor> Loop<E> {
                     // Nobody comes after.
                     self.core.clear_prefix_cache();
                     self.tell_stats();
+                    self.tell_view();
                 }
                 for done in self.drains.drain(..) {
                     let _ = done.send(());
+                }
+                if self.viewed.take().is_some() {
+                    self.tell_view();
                 }
                 self.desk.set_beat(None);
                 let command = self.commands.recv().map_err(|_| TryRecvError::Disconnected);
@@ -158,6 +188,7 @@ impl<E: Executor> Loop<E> {
                 Ok(Command::ClearPrefixCache) => {
                     self.core.clear_prefix_cache();
                     self.tell_stats();
+                    self.tell_view();
                 }
                 Ok(Command::Drain(done)) => self.drains.push(done),
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -167,13 +198,36 @@ impl<E: Executor> Loop<E> {
     }
 
     fn tell_stats(&self) {
-        *self.desk.stats.lock().unwrap_or_else(PoisonError::into_inner) = self.core.stats();
+        let stats = self.core.stats();
+        self.desk.told().stats = stats;
+    }
+
+    fn tell_view(&self) {
+        self.core.view(&mut self.desk.view.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Takes the view anew when it is old: before a step, so that it shows what the step is about.
+    fn keep_view(&mut self) {
+        let now = Instant::now();
+        if self.viewed.is_none_or(|viewed| now - viewed >= VIEW_AGE) {
+            self.viewed = Some(now);
+            self.tell_view();
+        }
     }
 
     fn step(&mut self) {
+        self.keep_view();
+        let before = self.core.last_step().number;
         let events = self.core.step();
         self.desk.set_beat(Some(Instant::now()));
-        self.tell_stats();
+        let (stats, last) = (self.core.stats(), self.core.last_step());
+        let mut told = self.desk.told();
+        told.stats = stats;
+        // A step without work only tells of what was cancelled.
+        if last.number > before {
+            told.steps.push(last);
+        }
+        drop(told);
         for (id, event) in events {
             let listener = self.listeners.get_mut(&id).expect("a request has a listener");
             listener.open -= usize::from(event.finish.is_some());

@@ -2,13 +2,13 @@
 
 use std::ops::Bound;
 
-use checkpoints::{MissReason, PrefixTree, Usable};
+use checkpoints::{Match, MissReason, PrefixTree, Usable};
 use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
 use super::plan::{Direction, Form};
 use super::sequence::{HostSlot, Place, SequenceId};
-use super::{Lack, Planning, Rank, Scheduler, blocks_for};
+use super::{Blocked, Lack, Planning, Rank, Scheduler, blocks_for};
 
 /// Waiting sequences that are looked at in a step beyond one that does not fit.
 const LOOK_AHEAD: usize = 4;
@@ -43,7 +43,7 @@ impl Scheduler {
     fn bring_back(&mut self, is_in: &dyn Fn(&Rank) -> bool, step: &mut Planning) {
         while let Some(rank) = self.parked.first().copied().filter(is_in) {
             let behind = self.waiting.first().is_some_and(|waiting| waiting.0 < rank.0);
-            if behind || !self.has_place() || !self.start_return(rank.1, step) {
+            if behind || self.lacks_place() || !self.start_return(rank.1, step) {
                 return;
             }
             self.parked.remove(&rank);
@@ -56,13 +56,16 @@ impl Scheduler {
         let (tokens, len) = (sequence.tokens.len(), sequence.computed());
         let shared = self.share_known_blocks(id, Tier::Device);
         let brought = shared.len();
-        if !self.make_space_without_loss(0, blocks_for(tokens) - brought, 1, step) {
+        let lack = Lack { blocks: blocks_for(tokens) - brought, slots: 1, places: 0 };
+        if !self.make_space_without_loss(0, lack.blocks, 1, step) {
+            self.blocked.add(Blocked::of(&self.device, 0, &lack));
             for block in shared {
                 self.device.put_back(block);
             }
             return false;
         }
         let Some(device) = self.fresh_state(Tier::Device, 0, (tokens, len), shared) else {
+            self.blocked.add(Blocked::of(&self.device, 0, &lack));
             return false;
         };
         let place = std::mem::replace(&mut self.sequence_mut(id).place, Place::Waiting);
@@ -83,7 +86,7 @@ impl Scheduler {
         while let Some(rank) = self.waiting.range((after, Bound::Unbounded)).next().copied() {
             let held_up = parked.is_some_and(|parked| parked <= rank.0)
                 || blocked.is_some_and(|blocked| blocked < rank.0);
-            if held_up || !is_in(&rank) || !self.has_budget(rank.1, step) || !self.has_place() {
+            if held_up || !is_in(&rank) || !self.has_budget(rank.1, step) || self.lacks_place() {
                 break;
             }
             match self.try_admit(rank, step) {
@@ -115,6 +118,13 @@ impl Scheduler {
         self.on_device() < self.limits.max_num_seqs
     }
 
+    /// Whether one that wants onto the device finds no place, which is noted.
+    fn lacks_place(&mut self) -> bool {
+        let lacks = !self.has_place();
+        self.blocked.places |= lacks;
+        lacks
+    }
+
     /// Pages that admission leaves free.
     pub(super) fn watermark(&self) -> usize {
         if self.on_device() == 0 { 0 } else { self.limits.watermark_pages }
@@ -130,7 +140,10 @@ impl Scheduler {
     fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
         let id = rank.1;
         let moment = (self.device.given_up(), self.tree.as_ref().map_or(0, PrefixTree::uses));
-        if self.sequences[&id].refused_at == Some(moment) {
+        if let Some((at, blocked)) = self.sequences[&id].refused_at
+            && at == moment
+        {
+            self.blocked.add(blocked);
             return Admission::Refused;
         }
         let mut found = self.look_up(id);
@@ -138,6 +151,7 @@ impl Scheduler {
             return Admission::Follows;
         }
         if !self.make_space_for_prompt(id, &mut found, step) {
+            self.note_blocked(id, &found);
             return Admission::Refused;
         }
         let known = self.tree.as_ref().zip(found.usable);
@@ -155,8 +169,9 @@ impl Scheduler {
             place = self.start_cold(id).map(Place::Device);
         }
         let Some(place) = place else {
+            let blocked = self.note_blocked(id, &found);
             // When nobody holds anything that will be given back, it is looked at in every step.
-            self.sequence_mut(id).refused_at = (self.on_device() > 0).then_some(moment);
+            self.sequence_mut(id).refused_at = (self.on_device() > 0).then_some((moment, blocked));
             #[cfg(feature = "faults")]
             super::faults::keep_unit(self);
             return Admission::Refused;
@@ -168,8 +183,13 @@ impl Scheduler {
         }
         let sequence = self.sequences.get_mut(&id).expect("it was in the queue");
         if sequence.resumes(&found, histories) {
-            self.stats.matched_tokens += sequence.reuse.matched_tokens as u64;
-            self.stats.cached_tokens += sequence.reuse.cached_tokens as u64;
+            let reuse = sequence.reuse;
+            self.stats.admitted_tokens += sequence.prompt_len as u64;
+            self.stats.matched_tokens += reuse.matched_tokens as u64;
+            self.stats.cached_tokens += reuse.cached_tokens as u64;
+            if matches!(place, Place::Promoting { .. }) {
+                self.stats.host_cached_tokens += reuse.cached_tokens as u64;
+            }
         }
         // Steps to come take no memory of the program.
         sequence.tokens.reserve_exact(sequence.max_len - sequence.tokens.len());
@@ -182,6 +202,16 @@ impl Scheduler {
             self.start_audit(id, Audited::Checkpoint);
         }
         Admission::Admitted
+    }
+
+    /// Notes which units a sequence that was refused did not find, with what was found for it.
+    fn note_blocked(&mut self, id: SequenceId, found: &Match) -> Blocked {
+        let there = found.usable.filter(|usable| usable.tier == Tier::Device);
+        let blocks = self.known_blocks(id) - there.map_or(0, |usable| usable.position / BLOCK_LEN);
+        let lack = Lack { blocks, slots: usize::from(self.limits.is_recurrent()), places: 0 };
+        let blocked = Blocked::of(&self.device, self.watermark(), &lack);
+        self.blocked.add(blocked);
+        blocked
     }
 
     fn start_cold(&mut self, id: SequenceId) -> Option<SequenceState> {

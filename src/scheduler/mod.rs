@@ -44,7 +44,7 @@ pub use plan::{
 };
 pub use prompt::{End, Prompt, ReuseFigures};
 pub use sequence::{Counters, HostSlot, Place, Sequence, SequenceId};
-pub use stats::{Occupancy, SchedulerStats};
+pub use stats::{Blocked, Occupancy, PoolUse, SchedulerStats, UnitUse};
 
 /// Place in a queue: priority first, then who came first.
 type Rank = (i32, SequenceId);
@@ -88,6 +88,8 @@ pub struct Scheduler {
     to_park: Vec<SequenceId>,
     /// Sequences admitted past a waiting one that did not fit.
     skipped: usize,
+    /// What kept a sequence off the device in this step.
+    blocked: Blocked,
     next_sequence: u64,
     next_transfer: u64,
     stats: SchedulerStats,
@@ -132,6 +134,7 @@ impl Scheduler {
             in_flight: Vec::new(),
             to_park: Vec::new(),
             skipped: 0,
+            blocked: Blocked::default(),
             next_sequence: 0,
             next_transfer: 0,
             stats: SchedulerStats::default(),
@@ -243,6 +246,7 @@ impl Scheduler {
     /// Plans a step.
     pub fn plan(&mut self) -> StepPlan {
         self.stats.steps += 1;
+        self.blocked = Blocked::default();
         let (plan, mut order) = std::mem::take(&mut self.spare);
         let budget =
             TokenBudget::new(self.limits.max_num_batched_tokens, self.limits.prefill_floor);
@@ -275,6 +279,7 @@ impl Scheduler {
         }
         self.spare.1 = order;
         self.take_in(None, &mut step);
+        self.count_blocked();
         self.run_audit(&mut step);
         self.plan_snapshots(&mut step);
         self.demote_ahead(&mut step);
@@ -349,6 +354,7 @@ impl Scheduler {
         }
         self.end_audit(&plan, report.verdict);
         self.stats.second_slots += plan.second_slots() as u64;
+        self.stats.copied_blocks += plan.copies.len() as u64;
         plan.retire(&mut self.device);
         self.spare.0 = plan;
         for sample in &report.sampled {
@@ -431,6 +437,7 @@ impl Scheduler {
         Occupancy {
             running: self.running.len(),
             waiting: self.waiting.len() + self.followers.len(),
+            following: self.followers.len(),
             parked: self.parked.len(),
             in_flight: self.in_flight.len(),
             prompt_backlog: self.waiting_tokens + self.running.iter().map(left).sum::<usize>(),

@@ -268,6 +268,7 @@ impl Scheduler {
             Place::Returning { host, device } => {
                 host.release(&mut self.host);
                 self.stats.returned += 1;
+                self.stats.returned_bytes += bytes;
                 sequence.returned_at = Some(device.len());
                 sequence.place = Place::Device(device);
                 self.start_running(id);
@@ -324,6 +325,8 @@ impl Scheduler {
                 if let Some(figures) = sequence.did_not_resume() {
                     self.stats.matched_tokens -= figures.matched_tokens as u64;
                     self.stats.cached_tokens -= figures.cached_tokens as u64;
+                    self.stats.host_cached_tokens -= figures.cached_tokens as u64;
+                    self.stats.admitted_tokens -= sequence.prompt_len as u64;
                 }
                 sequence.distrusts_host = sequence.failed_transfers >= MOST_FAILED_TRANSFERS;
                 self.waiting.insert(rank);

@@ -30,6 +30,13 @@ pub(super) struct Follower {
     position: usize,
 }
 
+impl Follower {
+    /// Its place in the queue.
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
+    }
+}
+
 impl Scheduler {
     /// The rules of reuse, if there is any.
     fn reuse(&self) -> Option<(&PrefixTree, &Reuse)> {

@@ -10,6 +10,7 @@ use state_pool::{
 
 use super::plan::{Form, SlotCopy};
 use super::prompt::ReuseFigures;
+use super::stats::Blocked;
 
 /// A sequence's name within an engine; a later submit has a larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,9 +134,9 @@ pub struct Sequence {
     pub(super) cache_salt: Option<Arc<str>>,
     /// Positions its caller wants kept.
     pub(super) marks: Vec<usize>,
-    /// What the pool had got back, and uses of the tree, when it was refused: while these stay it
-    /// need not be looked at.
-    pub(super) refused_at: Option<(u64, u64)>,
+    /// What the pool had got back, and uses of the tree, when it was refused, and what it did not
+    /// find: while the first two stay it need not be looked at.
+    pub(super) refused_at: Option<((u64, u64), Blocked)>,
     /// Its prompt is a ghost in the tree.
     pub(super) is_noted: bool,
     /// What it went on from.
@@ -267,6 +268,11 @@ impl Sequence {
     /// Where its state is.
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// Lower is served first.
+    pub fn priority(&self) -> i32 {
+        self.priority
     }
 
     /// What preemption cost it.

@@ -84,8 +84,11 @@ impl Answers {
         let event = match self.first.take() {
             Some(event) => Some(event),
             None => match self.hear().await {
-                Ok(event) => event,
-                Err(error) => return Some(Err(error)),
+                Ok(event) => event.inspect(|event| self.live.heard(event)),
+                Err(error) => {
+                    self.live.refused(&error);
+                    return Some(Err(error));
+                }
             },
         }?;
         self.has_begun = true;

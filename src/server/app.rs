@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use super::config::ServerConfig;
 use super::error::ApiError;
 use super::guard::Keys;
+use super::metrics::{Metrics, Watch};
 use super::replay::Replay;
 use crate::engine::{Engine, Handle, RequestId};
-use crate::request::Request;
+use crate::request::{Event, Request};
 use crate::text::AnswerFormat;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
@@ -56,6 +57,8 @@ pub struct App {
     pub config: ServerConfig,
     /// Who may ask.
     pub keys: Keys,
+    /// What the requests so far met.
+    pub metrics: Metrics,
     /// When the server started, in seconds since 1970.
     pub started: u64,
     /// Answers that conversations may send back.
@@ -78,6 +81,7 @@ impl App {
             model,
             keys: Keys::new(&config),
             config,
+            metrics: Metrics::new(),
             started: now.map_or(0, |since| since.as_secs()),
             replay: Replay::default(),
             phase: watch::Sender::new(Phase::Open),
@@ -127,17 +131,20 @@ impl App {
     /// # Errors
     /// A server that has too much to do or ends, or a request that can never run.
     pub fn submit(self: &Arc<App>, request: Request, name: &str) -> Result<Live, ApiError> {
-        if self.phase() == Phase::Draining {
-            return Err(ApiError::draining());
-        }
-        let place = self.place(request.n, request.prompt.len())?;
+        let place = self.place(request.n, request.prompt.len());
+        let place = place.inspect_err(|error| self.metrics.reject(error))?;
+        let (choices, max_tokens) = (request.n, request.max_tokens);
         let handle = self.engine.submit(request)?;
+        let watch = Watch::new(&self.metrics, place.since, choices, max_tokens);
         self.live().entry(name.into()).or_default().push(handle.id());
-        Ok(Live { handle, place, app: Arc::clone(self), name: name.into() })
+        Ok(Live { handle, place, watch, app: Arc::clone(self), name: name.into() })
     }
 
     /// Refuses what would wait for too long.
     fn place(&self, answers: usize, prompt_tokens: usize) -> Result<Place, ApiError> {
+        if self.phase() == Phase::Draining {
+            return Err(ApiError::draining());
+        }
         let (there, tokens) = (self.answers(), self.engine.prompt_backlog());
         let (most, most_tokens) =
             (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
@@ -208,13 +215,28 @@ pub struct Live {
     pub handle: Handle,
     /// Its place among those that wait or run.
     pub place: Place,
+    /// What it meets.
+    watch: Watch,
     /// The server.
     pub app: Shared,
     name: Box<str>,
 }
 
+impl Live {
+    /// Counts an event of it.
+    pub fn heard(&mut self, event: &Event) {
+        self.watch.heard(&self.app.metrics, event);
+    }
+
+    /// Counts that the server ends it with an error before it began.
+    pub fn refused(&mut self, error: &ApiError) {
+        self.watch.refused(&self.app.metrics, error);
+    }
+}
+
 impl Drop for Live {
     fn drop(&mut self) {
+        self.watch.left(&self.app.metrics);
         self.app.forget(&self.name, self.handle.id());
     }
 }

@@ -21,9 +21,12 @@ mod fields;
 mod guard;
 mod info;
 mod listen;
+mod metrics;
 mod openai;
+mod page;
 mod params;
 mod replay;
+mod snapshot;
 mod sse;
 mod structure;
 mod tokens;
@@ -76,7 +79,12 @@ pub fn run(
 
 /// All routes.
 fn router(app: &Shared) -> Router {
-    let routes = Router::new()
+    let page = if app.config.page {
+        Router::new().route("/", get(page::page)).route("/favicon.ico", get(page::icon))
+    } else {
+        Router::new()
+    };
+    let routes = page
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
         .route("/v1/models", get(info::models))
@@ -91,6 +99,9 @@ fn router(app: &Shared) -> Router {
         .route("/version", get(info::version))
         .route("/props", get(info::props))
         .route("/load", get(info::load))
+        .route("/metrics", get(metrics::metrics))
+        .route("/v1/engine/snapshot", get(snapshot::snapshot))
+        .route("/v1/engine/events", get(snapshot::events))
         .route("/abort_request", post(info::abort))
         .route("/v1/requests/{id}", delete(info::abort_by_path))
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
@@ -105,6 +116,7 @@ fn router(app: &Shared) -> Router {
             ApiError::failed("a fault of the server; it goes on").into_response()
         }))
         .layer(from_fn(guard::name))
+        .layer(from_fn_with_state(Arc::clone(app), metrics::count))
 }
 
 /// Pages of other sites may not ask, unless their origin is named.

@@ -8,7 +8,7 @@ use state_pool::{BLOCK_LEN, PackedHandle, SlotHandle, StatePool, Tier, UnitStats
 
 use super::radix::{NodeId, floor_to_block};
 use super::ranking::{Ranked, sizes};
-use super::{MissReason, PrefixTree, release_all};
+use super::{MissReason, PrefixTree, SoleUnits, release_all};
 use crate::policy::{Candidate, value, worth};
 
 /// What goes at once from the end of a path without recurrent layers.
@@ -121,16 +121,23 @@ impl PrefixTree {
         ) {
             return true;
         }
-        let (mut free_blocks, mut free_slots, mut free_packed) = (0, 0, 0);
+        let sole = self.sole_units(pool);
+        fits(sole.blocks, sole.slots, sole.packed)
+    }
+
+    /// The units of a tier that nobody but the tree holds: what would be free without it. A scan of
+    /// the nodes.
+    pub fn sole_units(&self, pool: &StatePool) -> SoleUnits {
+        let mut sole = SoleUnits::default();
         for id in self.nodes.ids() {
             let held = self.nodes[id].value.held(pool.tier());
             // Who shares a path shares it from the first block on.
             let shared = held.blocks.partition_point(|block| !pool.is_sole(block));
-            free_blocks += held.blocks.len() - shared;
-            free_slots += usize::from(held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot)));
-            free_packed += usize::from(held.packed.as_ref().is_some_and(|slot| pool.is_sole(slot)));
+            sole.blocks += held.blocks.len() - shared;
+            sole.slots += usize::from(held.slot.as_ref().is_some_and(|slot| pool.is_sole(slot)));
+            sole.packed += usize::from(held.packed.as_ref().is_some_and(|slot| pool.is_sole(slot)));
         }
-        fits(free_blocks, free_slots, free_packed)
+        sole
     }
 
     /// True if a slot is free above the watermark, if need be after evicting checkpoints that are

@@ -46,6 +46,17 @@ pub struct TierCounts {
     pub evicted: usize,
 }
 
+/// Units of one tier that nobody but the tree holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SoleUnits {
+    /// Blocks.
+    pub blocks: usize,
+    /// Slots.
+    pub slots: usize,
+    /// Packed slots.
+    pub packed: usize,
+}
+
 impl PrefixTree {
     /// The counts of this moment. What is held is counted by a scan of the nodes.
     pub fn stats(&self) -> TreeStats {
