@@ -10,9 +10,9 @@ use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterio
 use kernels::norm::Scale;
 use kernels::pack::{self, Part};
 use kernels::{
-    Arena, BLOCK_LEN, Cpu, Form, Forms, Isa, Matrix, NO_SLOT, NarrowRows, PackedDtype,
-    PackedMatrix, Packing, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Span, Spans,
-    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
+    Arena, BLOCK_LEN, Cpu, Form, Forms, Isa, KvDtype, KvPlace, Matrix, NO_SLOT, NarrowRows,
+    PackedDtype, PackedMatrix, Packing, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Span,
+    Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, rope,
 };
 
 const F32: usize = size_of::<f32>();
@@ -251,6 +251,8 @@ fn delta_rule(c: &mut Criterion) {
     }
 }
 
+const PLACE: KvPlace = KvPlace { at: 0, dtype: KvDtype::F32 };
+
 /// An arena of `len` cached positions of `row` values per position.
 fn cached(len: usize, row: usize) -> (Arena, Vec<usize>) {
     let block = BLOCK_LEN * row * F32;
@@ -280,7 +282,7 @@ fn latent_attention(c: &mut Criterion) {
             spans: Spans::new(&spans, &[], rows, 0),
             tables: &tables,
             arena: &arena,
-            at: 0,
+            place: PLACE,
         };
         let width = shape.heads * shape.value_dim;
         let mut out = vec![0.0; rows * width];
@@ -310,8 +312,12 @@ fn grouped_attention(c: &mut Criterion) {
     let q = values(rows * 8 * 128, 2);
     let q = Rows::new(&q, 8 * 128);
     let spans = [span(rows, 1024 - rows, Form::Chunk, rows, tables.len())];
-    let paged =
-        Paged { spans: Spans::new(&spans, &[], rows, 0), tables: &tables, arena: &arena, at: 0 };
+    let paged = Paged {
+        spans: Spans::new(&spans, &[], rows, 0),
+        tables: &tables,
+        arena: &arena,
+        place: PLACE,
+    };
     let mut out = vec![0.0; rows * 8 * 128];
     let mut scratch = Scratch::new(1, gqa::scratch_len(shape));
     let mut tasks = Vec::new();

@@ -7,21 +7,12 @@ use kernels::{Dtype, Quantization};
 use serde::Serialize;
 use state_pool::{LayoutError, PoolLayout, TierSizes};
 
-use crate::models::WeightBytes;
 use crate::models::layout::StateLayout;
 use crate::models::spec::{BLOCK_LEN, Layer, Mixer, ModelSpec};
+use crate::models::{Model, WeightBytes};
 
 /// Lengths of sequences that a memory is filled with, in tokens.
 const LENGTHS: [usize; 4] = [1 << 10, 8 << 10, 32 << 10, 128 << 10];
-
-/// How state is stored.
-#[derive(Debug, Clone, Copy)]
-pub struct StateDtypes {
-    /// Convolution windows and the hidden row.
-    pub window: Dtype,
-    /// Keys, values and latents.
-    pub kv: Dtype,
-}
 
 /// What a model costs. Field names are the keys of the JSON form.
 #[derive(Debug, Clone, Serialize)]
@@ -132,18 +123,17 @@ pub struct Fit {
 }
 
 impl Report {
-    /// The costs of `spec`. `weights` is what weight files hold, if there are any;
+    /// The costs of `spec`, as an engine lays its state out. `weights` is what weight files hold, if there are any;
     /// `device_memory_bytes` is memory for state, after the weights.
     ///
     /// # Errors
     /// A memory that holds no sequence, or more than can be numbered.
     pub fn new(
         spec: &ModelSpec,
-        dtypes: StateDtypes,
         weights: Option<WeightBytes>,
         device_memory_bytes: Option<usize>,
     ) -> Result<Report, LayoutError> {
-        let layout = StateLayout::new(spec, dtypes.window, dtypes.kv);
+        let layout = Model::layout_of(spec);
         let (page, fits) = pool_figures(&layout, spec.context, device_memory_bytes)?;
         let parameters = spec.parameters();
         let is_from_files = weights.is_some();
@@ -158,11 +148,11 @@ impl Report {
             weights_bytes_from_files: is_from_files,
             quantize: spec.quantize.map(Quantization::as_str),
             weights_held_bytes: weights.held,
-            layers: layer_runs(spec, dtypes),
+            layers: layer_runs(spec, layout.window_dtype),
             per_sequence: per_sequence(spec, &layout),
             per_token: PerToken {
                 kv_bytes: layout.block_bytes / BLOCK_LEN,
-                kv_dtype: name(dtypes.kv),
+                kv_dtype: spec.kv_dtype.as_str(),
                 block_tokens: BLOCK_LEN,
                 block_bytes: layout.block_bytes,
             },
@@ -235,7 +225,7 @@ fn per_sequence(spec: &ModelSpec, layout: &StateLayout) -> PerSequence {
     }
 }
 
-fn layer_runs(spec: &ModelSpec, dtypes: StateDtypes) -> Vec<LayerRun> {
+fn layer_runs(spec: &ModelSpec, window_dtype: Dtype) -> Vec<LayerRun> {
     let mut parameters = HashMap::<usize, usize>::new();
     for required in spec.required() {
         if let Some(layer) = required.layer {
@@ -247,8 +237,7 @@ fn layer_runs(spec: &ModelSpec, dtypes: StateDtypes) -> Vec<LayerRun> {
         let Layer { mixer, ffn } = &run[0];
         let state_bytes_per_sequence = match mixer {
             Mixer::Kda(kda) => {
-                kda.state_values() * Dtype::F32.bytes()
-                    + kda.window_values() * dtypes.window.bytes()
+                kda.state_values() * Dtype::F32.bytes() + kda.window_values() * window_dtype.bytes()
             }
             Mixer::Mla(_) | Mixer::Gqa(_) => 0,
         };
@@ -259,7 +248,7 @@ fn layer_runs(spec: &ModelSpec, dtypes: StateDtypes) -> Vec<LayerRun> {
             ffn: ffn.to_string(),
             parameters: parameters[&first],
             state_bytes_per_sequence,
-            kv_bytes_per_token: mixer.values_per_token() * dtypes.kv.bytes(),
+            kv_bytes_per_token: mixer.values_per_token() * spec.kv_dtype.bytes(),
         };
         first += run.len();
         row

@@ -14,7 +14,7 @@ use support::program::{arg, json as json_of, program, run, run_with, stderr, std
 const ROOMY: [&str; 4] = ["--device-memory", "32MiB", "--host-memory", "32MiB"];
 
 /// Three pages of the embedded model: 4 slots and 11 blocks, or 2 slots and 22 blocks.
-const SMALL: [&str; 2] = ["--device-memory", "1351680"];
+const SMALL: [&str; 4] = ["--device-memory", "1351680", "--kv-dtype", "f32"];
 
 /// Fields that may differ between two runs of the same requests.
 const COSTS: [&str; 10] = [
@@ -365,7 +365,7 @@ fn stories() -> Vec<Value> {
 #[test]
 fn small_memory_gives_the_same_bytes_as_a_roomy_one() {
     let stories = stories();
-    let roomy = good(&stories, &ROOMY);
+    let roomy = good(&stories, &[&ROOMY[..], &SMALL[2..]].concat());
     assert!(roomy.iter().all(|row| count(row, "preemptions") == 0));
     for (args, costs) in [
         (&["--host-memory", "8MiB", "--preempt", "swap"], ["swapped_bytes", "recomputed_tokens"]),
@@ -428,14 +428,14 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
         ),
         (&["--max-model-len", "9000"], "--max-model-len 9000: the model's context is 8192 tokens"),
         (
-            &["--device-memory", "1351680", "--max-model-len", "1410"],
-            "--max-model-len 1410: --device-memory holds one sequence of 1409 tokens; this length \
-             takes 1802240 bytes",
+            &["--device-memory", "1351680", "--max-model-len", "3522"],
+            "--max-model-len 3522: --device-memory holds one sequence of 3521 tokens; this length \
+             takes 1576960 bytes",
         ),
         (
             &["--device-memory", "1000"],
             "--device-memory: a memory budget of 1000 bytes holds no sequence; the smallest \
-             budget that does is 901120 bytes",
+             budget that does is 450560 bytes",
         ),
         (&["--watermark=-1"], "--watermark -1: 0 to 50 percent of the pages"),
         (
@@ -470,8 +470,8 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
         assert!(stderr(&ran).contains(named), "{args:?}: {}", stderr(&ran));
         assert_eq!((stdout(&ran).as_str(), ran.status.code()), ("", Some(2)), "{args:?}");
     }
-    let would = ["--device-memory", "1802240", "--max-model-len", "1410"];
-    let least = ["--device-memory", "901120", "--host-memory", "0"];
+    let would = ["--device-memory", "1576960", "--max-model-len", "3522"];
+    let least = ["--device-memory", "450560", "--host-memory", "0"];
     assert_eq!(run(&[&["batch", "-i", "-"], &would[..]].concat()).status.code(), Some(0));
     assert_eq!(run(&[&["batch", "-i", "-"], &least[..]].concat()).status.code(), Some(0));
     let ran = run(&["batch", "-i", arg(&output)]);
@@ -536,6 +536,10 @@ fn limits_and_summary_go_to_standard_error_unless_quiet() {
         json!({"prompt": "Once upon a time", "max_tokens": 6, "n": 2}),
         json!({"prompt": "The", "max_tokens": 3, "ignore_eos": true}),
     ];
+    let output = batch(&lines, &[&SMALL[..2], &["--host-memory", "0"]].concat());
+    // Rows in bf16, half as large: a page of half the bytes holds as many blocks.
+    let device = "6 pages of 225,280 bytes, each 1 slot or 11 blocks of 64 tokens";
+    assert!(stderr(&output).contains(device), "{}", stderr(&output));
     let output = batch(&lines, &[&SMALL[..], &["--host-memory", "0"]].concat());
     let said = stderr(&output);
     let said: Vec<&str> = said.lines().collect();
@@ -653,8 +657,8 @@ fn five_hundred_requests_in_the_memory_of_eight_have_the_answers_of_a_roomy_run(
     };
     let (roomy, calm, _) = ran(&["--device-memory", "256MiB", "--host-memory", "0"]);
     assert_eq!(count(&calm, "preemptions"), 0);
-    // Seven pages: four for slots, three for blocks.
-    let memory = (7 * 450_560).to_string();
+    // Eleven pages: eight for slots, three for blocks.
+    let memory = (11 * 225_280).to_string();
     let (small, storm, told) =
         ran(&["--device-memory", &memory, "--host-memory", "16MiB", "--park-every", "1"]);
     assert!(told.contains("together   8 of 240 tokens (bound by --device-memory)"), "{told}");

@@ -50,9 +50,10 @@ fn json_holds_the_whole_answer_on_one_line() {
     assert_eq!(answer["logprobs"].as_array().map(Vec::len), Some(5));
     assert!((answer["logprobs"][0].as_f64().expect("a number") + 0.47957).abs() < 1e-3);
     let timings = &answer["timings"];
-    // Six states of 32 KiB and windows, a hidden row, and one block of two layers of 80 values.
+    // Six states of 32 KiB and windows, a hidden row, and one block of two layers of 80 values,
+    // these in bf16.
     let slot = 6 * (32_768 + 3 * 384 * 4) + 192 * 4;
-    assert_eq!(timings["state_bytes"], slot + 64 * 2 * 80 * 4);
+    assert_eq!(timings["state_bytes"], slot + 64 * 2 * 80 * 2);
     assert_eq!(timings["prompt_tokens"], 5);
     assert!(timings["decode_tokens_per_second"].as_f64().expect("a rate") > 0.0);
     // With a file the text is printed as well.
@@ -106,6 +107,28 @@ fn threads_batches_and_instruction_sets_change_no_token() {
             .expect("the program starts");
         assert_eq!(stdout(&output), reference, "{}", isa.name());
     }
+}
+
+/// Half the bytes for near the same text; a model of bf16 weights has it unless told otherwise.
+#[test]
+fn rows_of_tokens_are_kept_as_asked() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("text");
+    fs::write(&file, "Once upon a time there was a young girl by the river.").expect("a file");
+    let score = |flags: &[&str]| {
+        let args = [&["score", "--file", arg(&file), "--json"], flags].concat();
+        json(&run(&args))["logprob_sum"].as_f64().expect("a number")
+    };
+    let [auto, wide, narrow] = ["auto", "f32", "bf16"].map(|kv| score(&["--kv-dtype", kv]));
+    assert!(auto == narrow && auto == score(&[]), "{auto}, {narrow}");
+    assert!(wide != narrow && (wide - narrow).abs() < 0.1, "{wide} and {narrow}");
+    let exact = score(&["--compute", "f32"]);
+    assert_eq!(exact, score(&["--compute", "f32", "--kv-dtype", "f32"]));
+    assert_ne!(exact, score(&["--compute", "f32", "--kv-dtype", "bf16"]));
+    let words = ["bench", "prefill", "--tokens", "8", "--rounds", "1", "-q", "--kv-dtype", "f32"];
+    let report = stdout(&run(&words));
+    assert!(report.contains("\nproducts   of bf16 weights in "), "{report}");
+    assert!(report.contains("; rows of tokens kept in f32\n"), "{report}");
 }
 
 #[test]
@@ -184,7 +207,8 @@ fn generate_gives_the_greedy_ids_of_every_golden_model() {
                 let prompt = serde_json::json!(golden.ids("prompt_ids"));
                 fs::write(&ids, prompt.to_string()).expect("a file");
                 let args = ["generate", "--model", arg(&dir), "--ids-file", arg(&ids)];
-                let args = [&args[..], &["-n", "32", "--ignore-eos", "--json"]].concat();
+                let more = ["-n", "32", "--ignore-eos", "--json", "--kv-dtype", "f32"];
+                let args = [&args[..], &more].concat();
                 let answer = json(&run(&args));
                 assert_eq!(answer["output_ids"], serde_json::json!(golden.ids("greedy_ids")));
                 run_of.push(twin);
@@ -219,7 +243,8 @@ fn score_tells_how_likely_a_text_is() {
     let golden = Tensors::read(&dir.join("golden.safetensors"));
     let ids = folder.path().join("ids.json");
     fs::write(&ids, serde_json::json!(golden.ids("prompt_ids")).to_string()).expect("a file");
-    let score = json(&run(&["score", "--model", arg(&dir), "--ids-file", arg(&ids), "--json"]));
+    let args = ["score", "--model", arg(&dir), "--ids-file", arg(&ids), "--kv-dtype=f32", "--json"];
+    let score = json(&run(&args));
     let logprobs: Vec<f64> = serde_json::from_value(score["logprobs"].clone()).expect("numbers");
     for (got, nll) in logprobs.iter().zip(golden.values("nll")) {
         assert!((got + f64::from(*nll)).abs() < 1e-3);
@@ -230,6 +255,10 @@ fn score_tells_how_likely_a_text_is() {
 fn inspect_shows_the_model_in_the_binary() {
     let report = stdout(&run(&["inspect"]));
     assert!(report.contains("5,103,876 parameters"), "{report}");
+    // Two MLA layers of 64 + 16 values.
+    assert!(report.contains("320 bytes  bf16\n"), "{report}");
+    let wide = stdout(&run(&["inspect", "--kv-dtype", "f32"]));
+    assert!(wide.contains("640 bytes  f32\n"), "{wide}");
     let output = run(&["inspect", "--json", "--compute", "f32"]);
     let report: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
     assert_eq!(report["parameters"], 5_103_876);
@@ -312,6 +341,8 @@ fn broken_command_lines_say_what_is_wrong() {
     for (args, named) in [
         (&["generate", "x", "--file", "y"][..], "'[PROMPT]' cannot be used with '--file <FILE>'"),
         (&["generate", "x", "--compute", "fp8"], "invalid value 'fp8' for '--compute <HOW>'"),
+        (&["generate", "x", "--kv-dtype", "fp8"], "invalid value 'fp8' for '--kv-dtype <HOW>'"),
+        (&["inspect", "--kv-dtype", "f16"], "[possible values: auto, f32, bf16]"),
         (&["generate", "x", "--max-tokens", "many"], "invalid value 'many' for '--max-tokens <N>'"),
         (&["generates"], "unrecognized subcommand 'generates'"),
         (&["generate", "x", "--tempreature", "1"], "unexpected argument '--tempreature'"),

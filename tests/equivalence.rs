@@ -15,16 +15,28 @@ use std::path::Path;
 
 use deltapool::models::ModelFiles;
 use deltapool::scheduler::Wanted;
-use kernels::{BLOCK_LEN, Isa};
+use kernels::{BLOCK_LEN, Isa, KvDtype};
 use state_pool::{SequenceState, SlotHandle};
 use support::Random;
 use support::rig::{Rig, Setting, Turn, argmax};
 
-const MODELS: [&str; 3] = ["kimi_linear_tiny", "llama_tiny", "qwen3_tiny"];
+/// Their weights are bf16, and so are the rows they keep of tokens unless it is said.
+const MODELS: [&str; 4] =
+    ["kimi_linear_tiny", "kimi_linear_tiny, f32 rows", "llama_tiny", "qwen3_tiny, f32 rows"];
+
+/// A golden's name, and how it keeps the rows of tokens.
+fn golden_and_rows(model: &str) -> (&str, KvDtype) {
+    let wide = model.strip_suffix(", f32 rows").map(|name| (name, KvDtype::F32));
+    wide.unwrap_or((model, KvDtype::Bf16))
+}
 
 fn files(model: &str) -> ModelFiles {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models");
-    ModelFiles::open(&root.join(model)).expect("a golden opens")
+    let (name, kv_dtype) = golden_and_rows(model);
+    let mut files = ModelFiles::open(&root.join(name)).expect("a golden opens");
+    assert_eq!(files.spec.kv_dtype, KvDtype::Bf16);
+    files.spec.kv_dtype = kv_dtype;
+    files
 }
 
 fn prompt(random: &mut Random, files: &ModelFiles, len: usize) -> Vec<u32> {
@@ -50,9 +62,9 @@ fn stored(rig: &Rig, sequence: usize, len: usize) -> (Vec<u32>, Vec<u32>) {
     let slot = bits(&rig.slot(rig.sequences[sequence].state().expect("it runs").slot()));
     let mut rows = Vec::new();
     for (layer, place) in model.spec().layers.iter().zip(&model.layout().layers) {
-        let LayerLayout::Attention { rows: at } = place else { continue };
+        let LayerLayout::Attention { rows: place } = place else { continue };
         let values = BLOCK_LEN * layer.mixer.values_per_token();
-        for (i, block) in rig.block_rows(sequence, *at, values).into_iter().enumerate() {
+        for (i, block) in rig.block_rows(sequence, *place, values).into_iter().enumerate() {
             let used = len.saturating_sub(i * BLOCK_LEN).min(BLOCK_LEN);
             let mut rest = &block[..];
             for width in layer.mixer.runs() {

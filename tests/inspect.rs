@@ -36,9 +36,9 @@ fn kimi_linear_48b() {
     assert_eq!(report.parameters, 49_122_681_728);
     assert_eq!((report.weights_bytes, report.weights_bytes_from_files), (98_245_363_456, false));
     let sequence = report.per_sequence;
-    assert_eq!((sequence.recurrent_bytes, sequence.conv_bytes), (41_943_040, 1_474_560));
-    assert_eq!(sequence.hidden_row_bytes, 2304 * 2);
-    assert_eq!(sequence.slot_bytes, 41_943_040 + 1_474_560 + 4608);
+    assert_eq!((sequence.recurrent_bytes, sequence.conv_bytes), (41_943_040, 2_949_120));
+    assert_eq!((sequence.hidden_row_bytes, sequence.window_dtype), (2304 * 4, "f32"));
+    assert_eq!(sequence.slot_bytes, 41_943_040 + 2_949_120 + 9216);
     assert_eq!((report.per_token.kv_bytes, report.per_token.block_bytes), (8064, 64 * 8064));
     assert_eq!(report.layers.iter().map(|run| run.last + 1 - run.first).sum::<usize>(), 27);
     assert!(report.page.block_loss < 0.05 && report.page.slot_loss < 0.05);
@@ -50,14 +50,21 @@ fn kimi_linear_48b() {
     }
     let text = Table(&report).to_string();
     for figure in
-        ["49,122,681,728 parameters", " 41,943,040 bytes", " 1,474,560 bytes", " 8,064 bytes"]
+        ["49,122,681,728 parameters", " 41,943,040 bytes", " 2,949,120 bytes", " 8,064 bytes  bf16"]
     {
         assert!(text.contains(figure), "{figure} in\n{text}");
     }
-    let wide = inspect(&[dir, "--compute", "f32"]);
-    assert_eq!((wide.per_sequence.conv_bytes, wide.per_token.kv_bytes), (2_949_120, 16_128));
-    let mixed = inspect(&[dir, "--compute=f32", "--kv-dtype=bf16"]);
-    assert_eq!((mixed.per_sequence.conv_bytes, mixed.per_token.kv_bytes), (2_949_120, 8064));
+    for (flags, kv_bytes) in [
+        (&["--compute=f32"][..], 16_128),
+        (&["--compute=bf16"], 8064),
+        (&["--kv-dtype=f32"], 16_128),
+        (&["--compute=f32", "--kv-dtype=bf16"], 8064),
+    ] {
+        let report = inspect(&[&[dir], flags].concat());
+        assert_eq!(report.per_token.kv_bytes, kv_bytes, "{flags:?}");
+        assert_eq!(report.per_token.kv_dtype, if kv_bytes == 8064 { "bf16" } else { "f32" });
+        assert_eq!(report.per_sequence.slot_bytes, sequence.slot_bytes, "{flags:?}");
+    }
 }
 
 #[test]

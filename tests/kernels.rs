@@ -7,13 +7,25 @@ use kernels::attention::write_rows;
 use kernels::norm::{GateKind, Scale};
 use kernels::rope::{Rope, RopeScaling};
 use kernels::{
-    Arena, BLOCK_LEN, CELL_LEN, Compute, Cpu, Form, Forms, Isa, Matrix, NO_SLOT, NarrowRows,
-    PackedMatrix, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Snapshot, Span, Spans,
-    Values, activation, conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
+    Arena, BLOCK_LEN, CELL_LEN, Compute, Cpu, Form, Forms, Isa, KvDtype, KvPlace, Matrix, NO_SLOT,
+    NarrowRows, PackedMatrix, Paged, Panels, Quantization, Rows, RowsMut, Scratch, Snapshot, Span,
+    Spans, Values, activation, conv, gemm, gqa, kda, mla, moe, norm, quant, rope,
 };
-use support::{Case, Random, assert_close, cases, cpus, error};
+use support::{Case, POISON, Random, assert_close, cases, cpus, error};
 
 const F32: usize = size_of::<f32>();
+
+/// Rows of tokens at the start of a block, in each form.
+const PLACES: [KvPlace; 2] =
+    [KvPlace { at: 0, dtype: KvDtype::F32 }, KvPlace { at: 0, dtype: KvDtype::Bf16 }];
+
+/// How far from the oracle attention over rows in this form may be.
+fn oracle_tolerance(place: KvPlace) -> f64 {
+    match place.dtype {
+        KvDtype::F32 => 1e-5,
+        KvDtype::Bf16 => 2e-2,
+    }
+}
 
 /// An output of `n` values that are not numbers until written.
 fn poisoned(n: usize) -> Vec<f32> {
@@ -354,7 +366,7 @@ fn reversed_table(len: usize, block_bytes: usize) -> Vec<usize> {
 /// An arena of poison.
 fn poisoned_arena(bytes: usize) -> Arena {
     let mut arena = Arena::new(bytes).expect("a small arena");
-    arena.f32s_mut(0, bytes / F32).fill(f32::NAN);
+    arena.f32s_mut(0, bytes / F32).fill(POISON);
     arena
 }
 
@@ -377,40 +389,47 @@ fn mla_matches_the_oracle_in_both_forms() {
         };
         let q = join("q_nope", "q_pe", t * shape.heads);
         let latents = join("c_kv", "k_pe", s);
-        let block_bytes = BLOCK_LEN * shape.row() * F32;
-        let tables = reversed_table(s, block_bytes);
-        let mut arena = poisoned_arena(tables.len() * block_bytes);
-        let table = 0..tables.len();
-        let mut span = ragged(&[s], Form::Chunk, 0, true).remove(0);
-        span.table = table.clone();
-        let all = Rows::new(&latents, shape.row());
-        mla::write(shape, (std::slice::from_ref(&span), &tables), all, &mut arena, 0);
-        let up = case.values("kv_b_proj");
-        let up = Matrix::new(up.len() / shape.rank, shape.rank, Values::F32(up));
-        let packed_up = mla::Up::new(shape, up).expect("memory");
-        let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
-        let width = shape.heads * shape.value_dim;
-        for absorbed_from in [0, t / 2, t] {
-            let span =
-                Span { rows: t, start: s - t, absorbed_from, table: table.clone(), ..span.clone() };
-            let spans = [span];
-            let spans = Spans::new(&spans, &[], t, 0);
-            let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
-            check(
-                &format!("mla {}, absorbed from {absorbed_from} of {t}", case.name),
-                case.values("o"),
-                1e-5,
-                |out| mla::naive::attend(shape, inputs, paged, RowsMut::new(out, width)),
-                |cpu, out| {
-                    let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
-                    scratch.fill(f32::NAN);
-                    let out = RowsMut::new(out, width);
-                    let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
-                    let mut work = mla::Workspace::new(shape, t);
-                    work.fill(f32::NAN);
-                    mla::attend(cpu, inputs, paged, &mut scratch, &mut work, out);
-                },
-            );
+        for place in PLACES {
+            let block_bytes = BLOCK_LEN * shape.row() * place.dtype.bytes();
+            let tables = reversed_table(s, block_bytes);
+            let mut arena = poisoned_arena(tables.len() * block_bytes);
+            let table = 0..tables.len();
+            let mut span = ragged(&[s], Form::Chunk, 0, true).remove(0);
+            span.table = table.clone();
+            let all = Rows::new(&latents, shape.row());
+            mla::write(shape, (std::slice::from_ref(&span), &tables), all, &mut arena, place);
+            let up = case.values("kv_b_proj");
+            let up = Matrix::new(up.len() / shape.rank, shape.rank, Values::F32(up));
+            let packed_up = mla::Up::new(shape, up).expect("memory");
+            let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
+            let width = shape.heads * shape.value_dim;
+            for absorbed_from in [0, t / 2, t] {
+                let span = Span {
+                    rows: t,
+                    start: s - t,
+                    absorbed_from,
+                    table: table.clone(),
+                    ..span.clone()
+                };
+                let spans = [span];
+                let spans = Spans::new(&spans, &[], t, 0);
+                let paged = Paged { spans, tables: &tables, arena: &arena, place };
+                check(
+                    &format!("mla {}, absorbed from {absorbed_from} of {t}, {place:?}", case.name),
+                    case.values("o"),
+                    oracle_tolerance(place),
+                    |out| mla::naive::attend(shape, inputs, paged, RowsMut::new(out, width)),
+                    |cpu, out| {
+                        let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+                        scratch.fill(f32::NAN);
+                        let out = RowsMut::new(out, width);
+                        let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
+                        let mut work = mla::Workspace::new(shape, t);
+                        work.fill(f32::NAN);
+                        mla::attend(cpu, inputs, paged, &mut scratch, &mut work, out);
+                    },
+                );
+            }
         }
     }
 }
@@ -422,55 +441,57 @@ fn paged_gqa_matches_the_oracle() {
         let shape = gqa::Shape { heads, kv_heads, head_dim };
         let old_block = case.size("block_size");
         let old_tables = case.tensor("block_tables");
-        let block_bytes = 2 * kv_heads * BLOCK_LEN * head_dim * F32;
-        let kv_lens: Vec<usize> = case.values("kv_lens").iter().map(|x| *x as usize).collect();
-        let q_lens: Vec<usize> = case.values("q_lens").iter().map(|x| *x as usize).collect();
-        let mut tables: Vec<usize> = Vec::new();
-        let mut spans = Vec::new();
-        let mut first_row = 0;
-        for (rows, len) in q_lens.iter().zip(&kv_lens) {
-            let own = reversed_table(*len, block_bytes);
-            let base = tables.len() * block_bytes;
-            let table = tables.len()..tables.len() + own.len();
-            tables.extend(own.iter().map(|offset| base + offset));
-            let span = ragged(&[*rows], Form::Step, 0, true).remove(0);
-            spans.push(Span { first_row, start: len - rows, table, ..span });
-            first_row += rows;
-        }
-        let mut arena = poisoned_arena(tables.len() * block_bytes);
-        for (i, span) in spans.iter().enumerate() {
-            let per_row = kv_heads * head_dim;
-            let gather = |cache: &str| -> Vec<f32> {
-                let row = |t: usize| {
-                    let width = old_tables.shape[1];
-                    let block = old_tables.values[i * width + t / old_block] as usize;
-                    let at = (block * old_block + t % old_block) * per_row;
-                    case.values(cache)[at..at + per_row].to_vec()
+        for place in PLACES {
+            let block_bytes = 2 * kv_heads * BLOCK_LEN * head_dim * place.dtype.bytes();
+            let kv_lens: Vec<usize> = case.values("kv_lens").iter().map(|x| *x as usize).collect();
+            let q_lens: Vec<usize> = case.values("q_lens").iter().map(|x| *x as usize).collect();
+            let mut tables: Vec<usize> = Vec::new();
+            let mut spans = Vec::new();
+            let mut first_row = 0;
+            for (rows, len) in q_lens.iter().zip(&kv_lens) {
+                let own = reversed_table(*len, block_bytes);
+                let base = tables.len() * block_bytes;
+                let table = tables.len()..tables.len() + own.len();
+                tables.extend(own.iter().map(|offset| base + offset));
+                let span = ragged(&[*rows], Form::Step, 0, true).remove(0);
+                spans.push(Span { first_row, start: len - rows, table, ..span });
+                first_row += rows;
+            }
+            let mut arena = poisoned_arena(tables.len() * block_bytes);
+            for (i, span) in spans.iter().enumerate() {
+                let per_row = kv_heads * head_dim;
+                let gather = |cache: &str| -> Vec<f32> {
+                    let row = |t: usize| {
+                        let width = old_tables.shape[1];
+                        let block = old_tables.values[i * width + t / old_block] as usize;
+                        let at = (block * old_block + t % old_block) * per_row;
+                        case.values(cache)[at..at + per_row].to_vec()
+                    };
+                    (0..kv_lens[i]).flat_map(row).collect()
                 };
-                (0..kv_lens[i]).flat_map(row).collect()
-            };
-            let (keys, values) = (gather("k_cache"), gather("v_cache"));
-            let whole = Span { first_row: 0, rows: kv_lens[i], start: 0, ..span.clone() };
-            let at = (std::slice::from_ref(&whole), &tables[..]);
-            let rows = |x| Rows::new(x, per_row);
-            gqa::write(shape, at, rows(&keys), rows(&values), &mut arena, 0);
+                let (keys, values) = (gather("k_cache"), gather("v_cache"));
+                let whole = Span { first_row: 0, rows: kv_lens[i], start: 0, ..span.clone() };
+                let at = (std::slice::from_ref(&whole), &tables[..]);
+                let rows = |x| Rows::new(x, per_row);
+                gqa::write(shape, at, rows(&keys), rows(&values), &mut arena, place);
+            }
+            let q = Rows::new(case.values("q"), heads * head_dim);
+            let spans = Spans::new(&spans, &[], q.count(), 0);
+            let paged = Paged { spans, tables: &tables, arena: &arena, place };
+            let width = heads * head_dim;
+            check(
+                &format!("gqa {}, {place:?}", case.name),
+                case.values("o"),
+                oracle_tolerance(place),
+                |out| gqa::naive::attend(shape, q, paged, RowsMut::new(out, width)),
+                |cpu, out| {
+                    let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
+                    scratch.fill(f32::NAN);
+                    let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
+                    gqa::attend(cpu, shape, q, paged, &mut scratch, tasks, out);
+                },
+            );
         }
-        let q = Rows::new(case.values("q"), heads * head_dim);
-        let spans = Spans::new(&spans, &[], q.count(), 0);
-        let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
-        let width = heads * head_dim;
-        check(
-            &format!("gqa {}", case.name),
-            case.values("o"),
-            1e-5,
-            |out| gqa::naive::attend(shape, q, paged, RowsMut::new(out, width)),
-            |cpu, out| {
-                let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
-                scratch.fill(f32::NAN);
-                let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
-                gqa::attend(cpu, shape, q, paged, &mut scratch, tasks, out);
-            },
-        );
     }
 }
 
@@ -1165,61 +1186,65 @@ fn attention_over_several_segments_matches_its_definition() {
     let len = 2_500;
     let latents = random.normals(len * shape.row());
     let up = random.normals(shape.heads * 22 * shape.rank);
-    let block_bytes = BLOCK_LEN * shape.row() * F32;
-    let tables = reversed_table(len, block_bytes);
-    let mut arena = poisoned_arena(tables.len() * block_bytes);
-    let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
-    span.table = 0..tables.len();
-    let rows = Rows::new(&latents, shape.row());
-    write_rows((std::slice::from_ref(&span), &tables), rows, shape.row(), &mut arena, 0);
-    let last = 70;
-    let q = random.normals(last * shape.heads * shape.query());
     let up = Matrix::new(66, shape.rank, Values::F32(&up));
     let packed_up = mla::Up::new(shape, up).expect("memory");
-    let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
-    let spans = [Span { rows: last, start: len - last, absorbed_from: 40, ..span }];
-    let spans = Spans::new(&spans, &[], last, 0);
-    let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
-    let width = shape.heads * shape.value_dim;
-    let mut expected = poisoned(last * width);
-    mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
-    for cpu in cpus() {
-        let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
-        scratch.fill(f32::NAN);
-        let mut out = poisoned(last * width);
-        let rows = RowsMut::new(&mut out, width);
-        let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
-        let mut work = mla::Workspace::new(shape, last);
-        work.fill(f32::NAN);
-        mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
-        assert_close(cpu.isa.name(), &out, &expected, 1e-5);
+    let last = 70;
+    let q = random.normals(last * shape.heads * shape.query());
+    for place in PLACES {
+        let block_bytes = BLOCK_LEN * shape.row() * place.dtype.bytes();
+        let tables = reversed_table(len, block_bytes);
+        let mut arena = poisoned_arena(tables.len() * block_bytes);
+        let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
+        span.table = 0..tables.len();
+        let rows = Rows::new(&latents, shape.row());
+        write_rows((std::slice::from_ref(&span), &tables), rows, shape.row(), &mut arena, place);
+        let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
+        let spans = [Span { rows: last, start: len - last, absorbed_from: 40, ..span }];
+        let spans = Spans::new(&spans, &[], last, 0);
+        let paged = Paged { spans, tables: &tables, arena: &arena, place };
+        let width = shape.heads * shape.value_dim;
+        let mut expected = poisoned(last * width);
+        mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
+        for cpu in cpus() {
+            let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+            scratch.fill(f32::NAN);
+            let mut out = poisoned(last * width);
+            let rows = RowsMut::new(&mut out, width);
+            let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
+            let mut work = mla::Workspace::new(shape, last);
+            work.fill(f32::NAN);
+            mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
+            let what = format!("{}, {place:?}", cpu.isa.name());
+            assert_close(&what, &out, &expected, 1e-5);
+        }
     }
 }
 
-/// Heads around a pack and half of one, for one row and for more: which of them go together depends
-/// on the threads, and no bit on that.
+/// Heads around what a task takes and half of it, for one row and for more: which of them go
+/// together depends on the threads, and no bit on that.
 #[test]
-fn absorbed_heads_keep_their_bits_in_packs_of_any_size() {
+fn absorbed_heads_keep_their_bits_in_any_company() {
     let mut random = Random::new(51);
-    for (heads, rows) in [(1, 1), (8, 5), (9, 1), (16, 2), (17, 3), (33, 1), (33, 6)] {
+    let sizes = [(1, 1), (8, 5), (9, 1), (16, 2), (17, 3), (33, 1), (33, 6)];
+    for ((heads, rows), place) in sizes.into_iter().flat_map(|size| PLACES.map(|p| (size, p))) {
         let shape = mla::Shape { heads, nope: 10, rope: 6, value_dim: 12, rank: 20 };
         let len = 1_100;
         let latents = random.normals(len * shape.row());
         let up = random.normals(shape.heads * 22 * shape.rank);
-        let block_bytes = BLOCK_LEN * shape.row() * F32;
+        let block_bytes = BLOCK_LEN * shape.row() * place.dtype.bytes();
         let tables = reversed_table(len, block_bytes);
         let mut arena = poisoned_arena(tables.len() * block_bytes);
         let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
         span.table = 0..tables.len();
         let all = Rows::new(&latents, shape.row());
-        write_rows((std::slice::from_ref(&span), &tables), all, shape.row(), &mut arena, 0);
+        write_rows((std::slice::from_ref(&span), &tables), all, shape.row(), &mut arena, place);
         let q = random.normals(rows * shape.heads * shape.query());
         let q = Rows::new(&q, shape.heads * shape.query());
         let up = Matrix::new(heads * 22, shape.rank, Values::F32(&up));
         let packed_up = mla::Up::new(shape, up).expect("memory");
         let spans = [Span { rows, start: len - rows, absorbed_from: 0, ..span }];
         let spans = Spans::new(&spans, &[], rows, 0);
-        let paged = Paged { spans, tables: &tables, arena: &arena, at: 0 };
+        let paged = Paged { spans, tables: &tables, arena: &arena, place };
         let width = shape.heads * shape.value_dim;
         let mut expected = poisoned(rows * width);
         let inputs = mla::Inputs { q, up };
@@ -1236,11 +1261,125 @@ fn absorbed_heads_keep_their_bits_in_packs_of_any_size() {
                 let inputs = mla::Inputs { q, up: &packed_up };
                 let target = RowsMut::new(&mut out, width);
                 mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, target);
-                let what = format!("{heads} heads, {rows} rows, {}, {threads}", isa.name());
+                let what =
+                    format!("{heads} heads, {rows} rows, {place:?}, {}, {threads}", isa.name());
                 assert_close(&what, &out, &expected, 1e-5);
                 let first = first.get_or_insert_with(|| out.clone());
                 assert_eq!(&out, first, "{what} threads");
             }
         }
     }
+}
+
+/// Keys and values of `len` positions, `[len][kv_heads * head_dim]`, in an arena.
+fn cached_gqa(
+    shape: gqa::Shape,
+    (keys, values): (&[f32], &[f32]),
+    place: KvPlace,
+) -> (Arena, Vec<usize>) {
+    let width = shape.kv_heads * shape.head_dim;
+    let (keys, values) = (Rows::new(keys, width), Rows::new(values, width));
+    let block_bytes = 2 * width * BLOCK_LEN * place.dtype.bytes();
+    let tables = reversed_table(keys.count(), block_bytes);
+    let mut arena = poisoned_arena(tables.len() * block_bytes);
+    let mut span = ragged(&[keys.count()], Form::Chunk, 0, true).remove(0);
+    span.table = 0..tables.len();
+    gqa::write(shape, (std::slice::from_ref(&span), &tables), keys, values, &mut arena, place);
+    (arena, tables)
+}
+
+/// Groups and widths that no vector divides, one row and many, beyond a segment. Many rows widen a
+/// tile first and few do not: a row has the same bits among others and alone.
+#[test]
+fn grouped_attention_matches_its_definition_and_rows_keep_their_bits() {
+    let mut random = Random::new(53);
+    let len = 1_100;
+    for (heads, kv_heads, head_dim, rows) in [(1, 1, 7, 1), (6, 2, 20, 30), (4, 4, 16, 70)] {
+        let shape = gqa::Shape { heads, kv_heads, head_dim };
+        let [keys, values] = [(); 2].map(|()| random.normals(len * kv_heads * head_dim));
+        let width = heads * head_dim;
+        let q = random.normals(rows * width);
+        for place in PLACES {
+            let (arena, tables) = cached_gqa(shape, (&keys, &values), place);
+            let mut span = ragged(&[rows], Form::Chunk, 0, true).remove(0);
+            (span.start, span.table) = (len - rows, 0..tables.len());
+            let spans = [span];
+            let mut expected = poisoned(rows * width);
+            let tables = &tables[..];
+            let spans_of_all = Spans::new(&spans, &[], rows, 0);
+            let all = Paged { spans: spans_of_all, tables, arena: &arena, place };
+            gqa::naive::attend(
+                shape,
+                Rows::new(&q, width),
+                all,
+                RowsMut::new(&mut expected, width),
+            );
+            for cpu in cpus() {
+                let attend = |q: &[f32], paged: Paged<'_>| {
+                    let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
+                    scratch.fill(f32::NAN);
+                    let mut out = poisoned(q.len());
+                    let (q, target) = (Rows::new(q, width), RowsMut::new(&mut out, width));
+                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut Vec::new(), target);
+                    out
+                };
+                let what = format!("{shape:?}, {rows} rows, {place:?}, {}", cpu.isa.name());
+                let out = attend(&q, all);
+                assert_close(&what, &out, &expected, 1e-5);
+                for row in [0, rows / 2, rows - 1] {
+                    let alone = Span { rows: 1, start: len - rows + row, ..spans[0].clone() };
+                    let alone = [alone];
+                    let one = Paged { spans: Spans::new(&alone, &[], 1, 0), ..all };
+                    let at = row * width..(row + 1) * width;
+                    assert_eq!(attend(&q[at.clone()], one), out[at], "{what}: row {row} alone");
+                }
+            }
+        }
+    }
+}
+
+/// What is kept is the nearest bf16 value, ties to even, and attention sees nothing else: over rows
+/// that are rounded beforehand it has the same bits.
+#[test]
+fn rows_kept_in_bf16_are_rounded_before_attention_reads_them() {
+    let mut random = Random::new(57);
+    let shape = gqa::Shape { heads: 2, kv_heads: 1, head_dim: 6 };
+    let len = 70;
+    // Half way between two values of bf16: up to the even one, down to it, and just off.
+    let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0x3f81_7fff].map(f32::from_bits);
+    let [mut keys, mut values] = [(); 2].map(|()| random.normals(len * 6));
+    keys[..4].copy_from_slice(&ties);
+    values[..4].copy_from_slice(&ties);
+    let round = |values: &[f32]| -> Vec<f32> {
+        values.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect()
+    };
+    let (rounded_keys, rounded_values) = (round(&keys), round(&values));
+    assert_eq!(rounded_keys[..4], [1.0, 1.015_625, 1.007_812_5, 1.007_812_5]);
+    let [wide, narrow] = PLACES;
+    let (kept, tables) = cached_gqa(shape, (&keys, &values), narrow);
+    let stored = |at: usize| kept.values::<half::bf16>(tables[0] + 2 * at, 1)[0].to_f32();
+    for (column, (key, value)) in rounded_keys.iter().zip(&rounded_values).enumerate().take(6) {
+        assert_eq!((stored(column * BLOCK_LEN), stored(6 * BLOCK_LEN + column)), (*key, *value));
+    }
+    let (beforehand, wide_tables) = cached_gqa(shape, (&rounded_keys, &rounded_values), wide);
+    let q = random.normals(3 * 12);
+    let mut span = ragged(&[3], Form::Step, 0, true).remove(0);
+    (span.start, span.table) = (len - 3, 0..tables.len());
+    let spans = [span];
+    let spans = Spans::new(&spans, &[], 3, 0);
+    let attend = |arena: &Arena, tables: &[usize], place| {
+        let paged = Paged { spans, tables, arena, place };
+        let mut all = vec![poisoned(3 * 12)];
+        let q = Rows::new(&q, 12);
+        gqa::naive::attend(shape, q, paged, RowsMut::new(&mut all[0], 12));
+        for cpu in cpus() {
+            let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
+            let mut out = poisoned(3 * 12);
+            let target = RowsMut::new(&mut out, 12);
+            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut Vec::new(), target);
+            all.push(out);
+        }
+        all
+    };
+    assert_eq!(attend(&kept, &tables, narrow), attend(&beforehand, &wide_tables, wide));
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use deltapool::models::spec::Part;
 use deltapool::models::{ModelError, ModelFiles, ModelWeights};
 use half::{bf16, f16};
-use kernels::{Panels, Quantization};
+use kernels::{KvDtype, Panels, Quantization};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -223,6 +223,9 @@ fn twins_in_other_dtypes_hold_equal_values() {
             };
             let list: Vec<Entry> = source.iter().map(recode).collect();
             fs::write(dir.path().join(FILE), file_of(&list, 0)).unwrap();
+            let kv_dtype = ModelFiles::open(dir.path()).unwrap().spec.kv_dtype;
+            let is_wide = dtype == "F32";
+            assert_eq!(kv_dtype, if is_wide { KvDtype::F32 } else { KvDtype::Bf16 }, "{name}");
             let twin = load(dir.path()).by_name().widened();
             let rounded = |v: f32| if dtype == "F32" { v } else { f16::from_f32(v).to_f32() };
             for (tensor, values) in &narrow {
@@ -236,6 +239,35 @@ fn twins_in_other_dtypes_hold_equal_values() {
         let decoded: Vec<f32> = bits.map(|bits| f32::from_bits(u32::from(bits) << 16)).collect();
         assert_eq!(narrow[&first.name], decoded);
     }
+}
+
+/// Rows of tokens are no wider than most bytes of the weights in their files, whatever config.json
+/// says; without files it is what config.json says.
+#[test]
+fn rows_of_tokens_are_as_wide_as_the_weights() {
+    let kv_dtype = |dir: &Path| ModelFiles::open(dir).unwrap().spec.kv_dtype;
+    let widen = |entry: &mut Entry| {
+        assert_eq!(entry.dtype, "BF16");
+        entry.dtype = "F32".to_owned();
+        entry.bytes = entry.bytes.chunks_exact(2).flat_map(|b| [0, 0, b[0], b[1]]).collect();
+    };
+    let one = with_entries(|list| widen(&mut list[0]));
+    assert_eq!(kv_dtype(one.path()), KvDtype::Bf16);
+    let all = with_entries(|list| list.iter_mut().for_each(widen));
+    assert_eq!(kv_dtype(all.path()), KvDtype::F32);
+    let declared = |config: &str, value: Value| {
+        let text = fs::read_to_string(golden("llama_tiny").join("config.json")).unwrap();
+        let mut config_of: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        config_of.retain(|key, _| !key.ends_with("dtype"));
+        config_of.insert(config.to_owned(), value);
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), Value::Object(config_of).to_string()).unwrap();
+        kv_dtype(dir.path())
+    };
+    assert_eq!(declared("dtype", json!("float32")), KvDtype::F32);
+    assert_eq!(declared("torch_dtype", json!("float32")), KvDtype::F32);
+    assert_eq!(declared("torch_dtype", json!("float16")), KvDtype::Bf16);
+    assert_eq!(declared("use_cache", json!(true)), KvDtype::Bf16);
 }
 
 /// The F32 twins of the goldens, one of them in shards, lie beside the repository where it is

@@ -322,7 +322,7 @@ fn an_audit_names_the_layer_that_differs_and_what_it_found_is_not_used_again() {
         );
         let (units, at) = match layout.layers.get(layer) {
             Some(LayerLayout::Recurrent { state, .. }) => (slots, *state),
-            Some(LayerLayout::Attention { rows }) => (blocks, *rows),
+            Some(LayerLayout::Attention { rows }) => (blocks, rows.at),
             None => (slots, layout.hidden_row.expect("a hybrid")),
         };
         let arena = engine.core.executor_mut().inner.memory_mut().0;

@@ -43,7 +43,7 @@ pub mod span;
 pub mod threads;
 
 pub use arena::{Arena, ArenaError};
-pub use attention::Paged;
+pub use attention::{KvDtype, KvPlace, Paged};
 pub use device::{Compute, Cpu};
 pub use matrix::{Dtype, Matrix, Values};
 pub use narrow::{Forms, NarrowRows};

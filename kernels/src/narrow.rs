@@ -135,7 +135,7 @@ impl Kernel for Round<'_> {
 
 /// As `bf16::from_f32`, without a branch.
 #[inline(always)]
-fn rounded(x: f32) -> bf16 {
+pub(crate) fn rounded(x: f32) -> bf16 {
     let bits = x.to_bits();
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     // A payload that loses its bits would be an infinity.

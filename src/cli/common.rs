@@ -7,6 +7,7 @@ use kernels::{Isa, Quantization};
 
 use super::output::JsonTarget;
 use crate::config::default_threads;
+use crate::models::spec::ModelSpec;
 
 /// Which model, how it is computed, and what is printed.
 #[derive(Debug, Args)]
@@ -20,9 +21,9 @@ pub struct CommonArgs {
     /// Threads to compute with; default: one per core.
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// How bf16 weights are multiplied; states, attention and sums are f32 in any case.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Compute::Auto)]
-    pub compute: Compute,
+    /// How exact it is computed.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
     /// Print one JSON object on one line instead of text, or write it to FILE beside the text.
     #[arg(
         long,
@@ -83,6 +84,41 @@ impl WeightArgs {
             Quantize::Q4 => Some(Quantization::Q4),
         }
     }
+}
+
+/// How exact products are, and what is kept of each token.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct PrecisionArgs {
+    /// How bf16 weights are multiplied; states, sums and the products of attention are f32 in any
+    /// case.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Compute::Auto)]
+    pub compute: Compute,
+    /// How keys, values and latents of tokens are kept: half the bytes of f32 in bf16.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = KvDtype::Auto)]
+    pub kv_dtype: KvDtype,
+}
+
+impl PrecisionArgs {
+    /// How `spec` is to be computed on a processor with `isa`.
+    pub fn apply(self, spec: &mut ModelSpec, isa: Isa) {
+        spec.compute = self.compute.resolve(isa);
+        spec.kv_dtype = match (self.kv_dtype, self.compute) {
+            (KvDtype::Auto, Compute::F32) | (KvDtype::F32, _) => kernels::KvDtype::F32,
+            (KvDtype::Auto, Compute::Auto | Compute::Bf16) => spec.kv_dtype,
+            (KvDtype::Bf16, _) => kernels::KvDtype::Bf16,
+        };
+    }
+}
+
+/// How keys, values and latents are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    /// bf16 where the weights are stored in 16 bits, or else f32; f32 with `--compute f32`.
+    Auto,
+    /// As they are computed.
+    F32,
+    /// Rounded to bf16.
+    Bf16,
 }
 
 /// How bf16 weights are multiplied.

@@ -5,13 +5,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
-use kernels::Dtype;
+use clap::Args;
+use kernels::Isa;
 
-use super::common::WeightArgs;
+use super::common::{PrecisionArgs, WeightArgs};
 use super::output::grouped;
 use crate::config::parse_bytes;
-use crate::inspect::{LayerRun, Report, StateDtypes};
+use crate::inspect::{LayerRun, Report};
 use crate::models::{ModelError, ModelFiles};
 
 /// Shows a model's layers, its bytes of state, and how many sequences fit in memory.
@@ -29,37 +29,16 @@ pub struct InspectArgs {
         default_missing_value = "-"
     )]
     pub json: Option<PathBuf>,
-    /// Precision of activations: sets how convolution windows and the hidden row are stored.
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
-    pub compute: Precision,
+    /// How exact it would be computed.
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
     /// How weights are held.
     #[command(flatten)]
     pub weights: WeightArgs,
-    /// How keys, values and latents are stored; follows --compute.
-    #[arg(long, value_enum)]
-    pub kv_dtype: Option<Precision>,
     /// Memory for state, after the weights: bytes, or a number with KB, MB, GB, TB (powers of 1000)
     /// or KiB, MiB, GiB, TiB (powers of 1024).
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub device_memory: Option<usize>,
-}
-
-/// A precision of activations or of the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Precision {
-    /// bfloat16.
-    Bf16,
-    /// Single precision.
-    F32,
-}
-
-impl From<Precision> for Dtype {
-    fn from(precision: Precision) -> Dtype {
-        match precision {
-            Precision::Bf16 => Dtype::Bf16,
-            Precision::F32 => Dtype::F32,
-        }
-    }
 }
 
 /// Why `inspect` failed.
@@ -118,9 +97,8 @@ pub fn report(args: &InspectArgs) -> Result<Report, InspectError> {
         None => embedded()?,
     };
     model.spec.quantize = args.weights.quantization();
-    let kv = args.kv_dtype.unwrap_or(args.compute);
-    let dtypes = StateDtypes { window: args.compute.into(), kv: kv.into() };
-    Report::new(&model.spec, dtypes, model.weight_bytes()?, args.device_memory)
+    args.precision.apply(&mut model.spec, Isa::best());
+    Report::new(&model.spec, model.weight_bytes()?, args.device_memory)
         .map_err(|error| InspectError::Memory(error.to_string()))
 }
 

@@ -29,7 +29,7 @@ impl Files {
             None => embedded()?,
         };
         files.model.spec.quantize = args.weights.quantization();
-        files.model.spec.compute = args.compute.resolve(isa);
+        args.precision.apply(&mut files.model.spec, isa);
         Ok(files)
     }
 

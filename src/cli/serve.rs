@@ -136,7 +136,7 @@ fn meta(spec: &ModelSpec) -> Map<String, Value> {
         ("mla_layers", count(|mixer| matches!(mixer, Mixer::Mla(_)))),
         ("gqa_layers", count(|mixer| matches!(mixer, Mixer::Gqa(_)))),
         ("state_bytes_per_seq", state_values * size_of::<f32>()),
-        ("kv_bytes_per_token", token_values * size_of::<f32>()),
+        ("kv_bytes_per_token", token_values * spec.kv_dtype.bytes()),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.into()))

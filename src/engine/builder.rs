@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kernels::{Compute, Cpu, Isa, Quantization};
+use kernels::{Compute, Cpu, Isa, KvDtype, Quantization};
 use state_pool::{StatePool, Tier};
 
 use super::constraint::Grammars;
@@ -70,6 +70,14 @@ impl<'p> EngineBuilder<'p> {
     /// How bf16 weights are multiplied; in f32 unless told otherwise.
     pub fn compute(mut self, compute: Compute) -> Self {
         self.files.spec.compute = compute;
+        self.limits = None;
+        self
+    }
+
+    /// How per-token rows are kept; in bf16 where the weights are stored in 16 bits, or else in f32,
+    /// unless told otherwise.
+    pub fn kv_dtype(mut self, dtype: KvDtype) -> Self {
+        self.files.spec.kv_dtype = dtype;
         self.limits = None;
         self
     }

@@ -13,8 +13,8 @@ impl Model {
     pub fn first_difference(&self, arena: &Arena, pair: &StatePair) -> Option<usize> {
         let (spec, layout) = (self.spec(), self.layout());
         let slots = |at: usize, values: usize, dtype: Dtype| {
-            let words = values * dtype.bytes() / 4;
-            pair.slots.is_none_or(|(one, other)| same(arena, (one + at, other + at), words))
+            let bytes = values * dtype.bytes();
+            pair.slots.is_none_or(|(one, other)| same(arena, (one + at, other + at), bytes))
         };
         let is_same = |index: &usize| match (&spec.layers[*index].mixer, layout.layers[*index]) {
             (Mixer::Kda(kda), LayerLayout::Recurrent { state, window }) => {
@@ -22,14 +22,14 @@ impl Model {
                     && slots(window, kda.window_values(), layout.window_dtype)
             }
             (mixer, LayerLayout::Attention { rows }) => {
-                let value_bytes = layout.kv_dtype.bytes();
+                let value_bytes = rows.dtype.bytes();
                 pair.blocks.iter().enumerate().all(|(block, (one, other))| {
                     let count = (pair.tokens - block * BLOCK_LEN).min(BLOCK_LEN);
-                    let mut next = rows;
+                    let mut next = rows.at;
                     mixer.runs().all(|width| {
                         let at = next;
                         next += BLOCK_LEN * width * value_bytes;
-                        same(arena, (one + at, other + at), count * width * value_bytes / 4)
+                        same(arena, (one + at, other + at), count * width * value_bytes)
                     })
                 })
             }
@@ -43,7 +43,6 @@ impl Model {
     }
 }
 
-fn same(arena: &Arena, (one, other): (usize, usize), words: usize) -> bool {
-    let bits = |at| arena.f32s(at, words).iter().map(|value| value.to_bits());
-    bits(one).eq(bits(other))
+fn same(arena: &Arena, (one, other): (usize, usize), bytes: usize) -> bool {
+    arena.values::<u8>(one, bytes) == arena.values::<u8>(other, bytes)
 }

@@ -94,7 +94,7 @@ impl Model {
 
     /// Where the memory of a model lies in slots and blocks, before its weights are there.
     pub fn layout_of(spec: &ModelSpec) -> StateLayout {
-        StateLayout::new(spec, Dtype::F32, Dtype::F32)
+        StateLayout::new(spec, Dtype::F32)
     }
 
     /// What the model is.

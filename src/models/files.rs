@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kernels::{Matrix, Panels};
+use kernels::{Dtype, KvDtype, Matrix, Panels};
 use serde_json::{Map, Value};
 
 use super::config::{Config, ConfigFault};
@@ -74,9 +74,19 @@ enum Place {
     Binary(&'static [u8]),
 }
 
+impl Place {
+    /// How most bytes of the weights are encoded, where files can be read.
+    fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Place::Folder(dir) => Weights::dtype_in(dir),
+            Place::Binary(file) => Weights::dtype_embedded(file),
+        }
+    }
+}
+
 impl ModelFiles {
-    /// Reads `config.json` in `dir`, and `generation_config.json` if it is there. Touches no
-    /// weights.
+    /// Reads `config.json` in `dir`, `generation_config.json` if it is there, and how the weights
+    /// are encoded: by the headers of their files, or by `config.json` where there are none.
     ///
     /// # Errors
     /// An unreadable file, an unsupported family, or all that is wrong with the files.
@@ -118,7 +128,7 @@ impl ModelFiles {
         let family = Family::of(&config)
             .map_err(|found| ModelError::UnknownFamily { path: path(CONFIG), found })?;
         let refused = |faults| ModelError::Config { path: path(CONFIG), faults };
-        let spec = family.spec(&mut Config::new(&config)).map_err(refused)?;
+        let mut spec = family.spec(&mut Config::new(&config)).map_err(refused)?;
         let nested = config.get("text_config").and_then(Value::as_object);
         let sources: Vec<_> = generation
             .as_ref()
@@ -127,6 +137,11 @@ impl ModelFiles {
             .chain(nested.map(|map| (CONFIG, map)))
             .chain([(CONFIG, &config)])
             .collect();
+        spec.kv_dtype = match place.dtype().or_else(|| declared_dtype(&config)) {
+            Some(Dtype::F32) => KvDtype::F32,
+            // Without files and a word there is nothing to run; what is shown is of 16 bits.
+            Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
+        };
         let defaults = GenerationDefaults::read(&sources, spec.vocab_size).map_err(refused)?;
         Ok(ModelFiles { spec, defaults, family, place })
     }
@@ -231,6 +246,20 @@ impl ModelWeights {
 
 fn lines(faults: &[ConfigFault]) -> String {
     faults.iter().map(|fault| format!("\n  {fault}")).collect()
+}
+
+/// How `config.json` says that the weights are encoded.
+fn declared_dtype(config: &Map<String, Value>) -> Option<Dtype> {
+    let nested = config.get("text_config").and_then(Value::as_object);
+    let mut found = nested.into_iter().chain([config]).flat_map(|level| {
+        ["dtype", "torch_dtype"].into_iter().filter_map(|key| level.get(key)?.as_str())
+    });
+    match found.next()? {
+        "float32" => Some(Dtype::F32),
+        "bfloat16" => Some(Dtype::Bf16),
+        "float16" => Some(Dtype::F16),
+        _ => None,
+    }
 }
 
 fn object(text: &str, path: impl Fn() -> String) -> Result<Map<String, Value>, ModelError> {

@@ -46,6 +46,7 @@ fn read(config: &mut Config<'_>) -> Result<ModelSpec, Vec<ConfigFault>> {
         context: config.size("model_max_length"),
         quantize: None,
         compute: kernels::Compute::F32,
+        kv_dtype: kernels::KvDtype::F32,
         layers: Vec::new(),
     };
     config.settled()?;

@@ -12,7 +12,7 @@
 //! A model without recurrent layers has slots of zero bytes.
 
 use kernels::pack::{PART_ALIGN, Part};
-use kernels::{Dtype, PackedDtype, Packing};
+use kernels::{Dtype, KvPlace, PackedDtype, Packing};
 
 use super::spec::{BLOCK_LEN, Mixer, ModelSpec};
 
@@ -31,8 +31,6 @@ pub struct StateLayout {
     pub hidden_row: Option<usize>,
     /// How windows and hidden row are stored.
     pub window_dtype: Dtype,
-    /// How per-token rows are stored.
-    pub kv_dtype: Dtype,
 }
 
 /// Where one layer's memory lies.
@@ -47,15 +45,15 @@ pub enum LayerLayout {
     },
     /// An attention layer: offset in each block.
     Attention {
-        /// Offset of the layer's rows.
-        rows: usize,
+        /// Where the layer's rows lie.
+        rows: KvPlace,
     },
 }
 
 impl StateLayout {
-    /// The layout of `spec` with windows and hidden row in `window_dtype`, per-token rows in
-    /// `kv_dtype`. The recurrent state is always f32.
-    pub fn new(spec: &ModelSpec, window_dtype: Dtype, kv_dtype: Dtype) -> StateLayout {
+    /// The layout of `spec` with windows and hidden row in `window_dtype`. The recurrent state is
+    /// always f32.
+    pub fn new(spec: &ModelSpec, window_dtype: Dtype) -> StateLayout {
         let mut slot_bytes = 0;
         let mut block_bytes = 0;
         let mut slot_parts = Vec::new();
@@ -78,22 +76,14 @@ impl StateLayout {
                     }
                 }
                 Mixer::Mla(_) | Mixer::Gqa(_) => {
-                    let rows = block_bytes;
-                    block_bytes += BLOCK_LEN * layer.mixer.values_per_token() * kv_dtype.bytes();
+                    let rows = KvPlace { at: block_bytes, dtype: spec.kv_dtype };
+                    block_bytes += BLOCK_LEN * layer.mixer.values_per_token() * rows.dtype.bytes();
                     LayerLayout::Attention { rows }
                 }
             });
         }
         let hidden_row = spec.is_recurrent().then(|| take_slot(plain(spec.hidden)));
-        StateLayout {
-            slot_bytes,
-            block_bytes,
-            layers,
-            slot_parts,
-            hidden_row,
-            window_dtype,
-            kv_dtype,
-        }
+        StateLayout { slot_bytes, block_bytes, layers, slot_parts, hidden_row, window_dtype }
     }
 
     /// How a slot is packed with its states in `dtype`.
@@ -116,7 +106,7 @@ mod tests {
     fn the_parts_of_a_slot_lie_where_the_layers_are_told() {
         let files = ModelFiles::embedded().expect("the model is sound");
         for window_dtype in [Dtype::F32, Dtype::Bf16] {
-            let layout = StateLayout::new(&files.spec, window_dtype, Dtype::F32);
+            let layout = StateLayout::new(&files.spec, window_dtype);
             let mut offset = 0;
             let mut offsets = Vec::new();
             for part in &layout.slot_parts {
@@ -139,7 +129,7 @@ mod tests {
     #[test]
     fn a_packed_slot_has_fewer_bytes_for_its_states_alone() {
         let files = ModelFiles::embedded().expect("the model is sound");
-        let layout = StateLayout::new(&files.spec, Dtype::F32, Dtype::F32);
+        let layout = StateLayout::new(&files.spec, Dtype::F32);
         let (values, scales) = (6 * 2 * 64 * 64, 6 * 2 * 64);
         let saved = |dtype| layout.slot_bytes - layout.packed_slot_bytes(dtype);
         assert_eq!(saved(PackedDtype::Bf16), 2 * values);

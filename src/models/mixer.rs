@@ -175,7 +175,7 @@ impl MlaWeights {
     }
 
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
-        let LayerLayout::Attention { rows: at } = step.place else {
+        let LayerLayout::Attention { rows: place } = step.place else {
             unreachable!("an MLA layer has its memory in blocks")
         };
         let (shape, count, cpu) = (self.shape.shape(), step.batch.rows(), step.cpu);
@@ -191,9 +191,9 @@ impl MlaWeights {
         let normed = RowsMut::new(latents, shape.row()).columns(0, shape.rank);
         rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
-        mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, at);
+        mla::write(shape, (spans, tables), Rows::new(latents, shape.row()), step.arena, place);
         let inputs = mla::Inputs { q: Rows::new(q, queries), up: &self.latent_up };
-        let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
+        let paged = Paged { spans: step.spans, tables, arena: step.arena, place };
         let values = shape.heads * shape.value_dim;
         let out = RowsMut::new(rows(&mut work.attended, count, values), values);
         mla::attend(cpu, inputs, paged, &mut work.scratch, &mut work.mla, out);
@@ -227,7 +227,7 @@ impl GqaWeights {
     }
 
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
-        let LayerLayout::Attention { rows: at } = step.place else {
+        let LayerLayout::Attention { rows: place } = step.place else {
             unreachable!("a GQA layer has its memory in blocks")
         };
         let (shape, count, cpu) = (self.shape.shape(), step.batch.rows(), step.cpu);
@@ -252,8 +252,8 @@ impl GqaWeights {
         rope::rotate(cpu, RowsMut::new(k, keys), dim, angles);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
         let (k, v) = (Rows::new(k, keys), Rows::new(v, keys));
-        gqa::write(shape, (spans, tables), k, v, step.arena, at);
-        let paged = Paged { spans: step.spans, tables, arena: step.arena, at };
+        gqa::write(shape, (spans, tables), k, v, step.arena, place);
+        let paged = Paged { spans: step.spans, tables, arena: step.arena, place };
         let out = RowsMut::new(rows(&mut work.attended, count, queries), queries);
         let q = Rows::new(q, queries);
         gqa::attend(cpu, shape, q, paged, &mut work.scratch, &mut work.tasks, out);

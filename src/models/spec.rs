@@ -7,7 +7,7 @@
 use std::fmt;
 use std::iter::repeat_n;
 
-use kernels::{Compute, Dtype, Forms, Quantization};
+use kernels::{Compute, Dtype, Forms, KvDtype, Quantization};
 
 use crate::weights::{Order, matrix_size};
 
@@ -33,6 +33,8 @@ pub struct ModelSpec {
     pub quantize: Option<Quantization>,
     /// How bf16 weights are multiplied.
     pub compute: Compute,
+    /// How per-token rows are kept; no wider than the weights are stored, unless told otherwise.
+    pub kv_dtype: KvDtype,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
 }

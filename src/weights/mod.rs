@@ -204,6 +204,17 @@ impl Weights {
         Weights::bytes_of(Listing::of_bytes(file)?, required, ignore)
     }
 
+    /// How most bytes of the weights in `dir` are encoded, by the headers alone; none when no file
+    /// there can be read, or holds weights as they can be loaded.
+    pub fn dtype_in(dir: &Path) -> Option<Dtype> {
+        Listing::of_dir(dir).ok().and_then(|listing| dtype_of(&listing))
+    }
+
+    /// The same of `file`, a safetensors file that is part of the binary.
+    pub fn dtype_embedded(file: &'static [u8]) -> Option<Dtype> {
+        Listing::of_bytes(file).ok().and_then(|listing| dtype_of(&listing))
+    }
+
     fn bytes_of(
         listing: Listing,
         required: &[Named],
@@ -373,16 +384,33 @@ fn usable(
         faults.push(Fault::WrongShape { tensor, file, found, wanted });
         return None;
     }
-    let dtype = match stored.dtype {
-        safetensors::Dtype::F32 => Dtype::F32,
-        safetensors::Dtype::BF16 => Dtype::Bf16,
-        safetensors::Dtype::F16 => Dtype::F16,
-        other => {
-            faults.push(Fault::WrongDtype { tensor, file, dtype: other.to_string() });
-            return None;
-        }
+    let Some(dtype) = readable(stored.dtype) else {
+        faults.push(Fault::WrongDtype { tensor, file, dtype: stored.dtype.to_string() });
+        return None;
     };
     Some(Found { shard, dtype, offset: stored.at.start })
+}
+
+/// An encoding as kernels know it, if they do.
+fn readable(dtype: safetensors::Dtype) -> Option<Dtype> {
+    match dtype {
+        safetensors::Dtype::F32 => Some(Dtype::F32),
+        safetensors::Dtype::BF16 => Some(Dtype::Bf16),
+        safetensors::Dtype::F16 => Some(Dtype::F16),
+        _ => None,
+    }
+}
+
+/// How most bytes of all tensors are encoded; the wider where two have as many.
+fn dtype_of(listing: &Listing) -> Option<Dtype> {
+    let tensors = || listing.shards.iter().flat_map(|shard| shard.tensors.values());
+    let bytes = |dtype| -> usize {
+        let of = tensors().filter(|stored| readable(stored.dtype) == Some(dtype));
+        of.map(|stored| stored.at.len()).sum()
+    };
+    let all = [Dtype::F16, Dtype::Bf16, Dtype::F32].map(|dtype| (bytes(dtype), dtype));
+    let most = all.into_iter().max_by_key(|(bytes, _)| *bytes);
+    most.filter(|(bytes, _)| *bytes > 0).map(|(_, dtype)| dtype)
 }
 
 /// `faults` with those of one kind next to each other, kinds in the order of their first.

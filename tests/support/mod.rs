@@ -14,6 +14,9 @@ use kernels::{Cpu, Isa};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
+/// What memory holds before it is written: not a number, as an `f32` and as two bf16 values.
+pub const POISON: f32 = f32::from_bits(0x7fc0_7fc0);
+
 /// A tensor of the oracle; integers are widened.
 #[derive(Debug, Clone)]
 pub struct Tensor {

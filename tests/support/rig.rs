@@ -5,10 +5,11 @@ use deltapool::engine::lower::lower;
 use deltapool::models::decoder::Observer;
 use deltapool::models::{Model, ModelFiles};
 use deltapool::scheduler::{Sequence, SequenceId, StepPlan, TokenBudget, Wanted};
-use kernels::{Cpu, Isa};
+use half::bf16;
+use kernels::{Cpu, Isa, KvDtype, KvPlace};
 use state_pool::{PoolLayout, SequenceState, SlotHandle, StatePool, Tier, TierSizes};
 
-use super::Random;
+use super::{POISON, Random};
 
 /// How a [`Rig`] runs.
 #[derive(Clone, Copy)]
@@ -68,7 +69,7 @@ impl Rig {
         let executor = CpuExecutor::new(cpu, model, (bytes, 0), setting.most_rows);
         let mut executor = executor.expect("a small arena");
         let (arena, _, work) = executor.memory_mut();
-        arena.f32s_mut(0, bytes / 4).fill(f32::NAN);
+        arena.f32s_mut(0, bytes / 4).fill(POISON);
         work.poison();
         let pool = StatePool::new(Tier::Device, layout);
         Rig { executor, pool, sequences: Vec::new(), grid }
@@ -149,12 +150,19 @@ impl Rig {
         self.executor.arena().f32s(layout.slot_offset(handle.id()), bytes / 4).to_vec()
     }
 
-    /// The bytes of the rows a sequence has computed of one attention layer, blocks in order.
-    pub fn block_rows(&self, sequence: usize, at: usize, values: usize) -> Vec<Vec<f32>> {
+    /// The rows a sequence has computed of one attention layer, blocks in order.
+    pub fn block_rows(&self, sequence: usize, place: KvPlace, values: usize) -> Vec<Vec<f32>> {
         let state = self.sequences[sequence].state().expect("it runs");
         let layout = self.pool.layout();
         let offsets = state.table().ids().map(|id| layout.block_offset(id));
-        offsets.map(|o| self.executor.arena().f32s(o + at, values).to_vec()).collect()
+        let arena = self.executor.arena();
+        let widened = |at| match place.dtype {
+            KvDtype::F32 => arena.f32s(at, values).to_vec(),
+            KvDtype::Bf16 => {
+                arena.values::<bf16>(at, values).iter().map(|value| value.to_f32()).collect()
+            }
+        };
+        offsets.map(|offset| widened(offset + place.at)).collect()
     }
 
     /// Gives every sequence's units back and checks that none is lost.

@@ -15,7 +15,7 @@ use deltapool::scheduler::StepReport;
 use kernels::{Arena, Isa};
 use state_pool::StatePool;
 
-use super::Random;
+use super::{POISON, Random};
 
 /// How a [`Stepped`] engine runs.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +151,7 @@ impl Stepped {
         let (device, host, work) = core.executor_mut().inner.memory_mut();
         for arena in [device, host] {
             let len = arena.bytes() / 4;
-            arena.f32s_mut(0, len).fill(f32::NAN);
+            arena.f32s_mut(0, len).fill(POISON);
         }
         work.poison();
         Stepped { core, answers: Answers::new(), next: 0, held: Default::default(), steps: 0 }
@@ -234,8 +234,8 @@ fn poison(arena: &mut Arena, (mut at, bytes): (usize, usize), held: &BTreeSet<(u
     let before = held.range(..(at, 0)).next_back().map(|(start, bytes)| start + bytes);
     at = at.max(before.unwrap_or(0)).min(end);
     for (start, bytes) in held.range((at, 0)..(end, 0)) {
-        arena.f32s_mut(at, start.saturating_sub(at) / 4).fill(f32::NAN);
+        arena.f32s_mut(at, start.saturating_sub(at) / 4).fill(POISON);
         at = start + bytes;
     }
-    arena.f32s_mut(at.min(end), end.saturating_sub(at) / 4).fill(f32::NAN);
+    arena.f32s_mut(at.min(end), end.saturating_sub(at) / 4).fill(POISON);
 }

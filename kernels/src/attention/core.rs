@@ -2,18 +2,15 @@
 
 use std::ops::Range;
 
-use crate::gemm::tile::Nn;
+use crate::gemm::tile::{Nn, Nt};
 use crate::rows::Rows;
 use crate::scratch::take;
-use crate::simd::{Simd, load, math, store};
+use crate::simd::{Element, Simd, load, math, store};
 use crate::span::{BLOCK_LEN, SEGMENT_LEN};
-
-/// Query rows of a pack, side by side.
-pub(crate) const PACK_LEN: usize = 16;
 
 /// Values of scratch for `rows` query rows.
 pub(crate) const fn core_scratch(rows: usize) -> usize {
-    rows * BLOCK_LEN + BLOCK_LEN * PACK_LEN
+    rows * BLOCK_LEN
 }
 
 /// Values of a [`Softmax`] of `rows` query rows.
@@ -30,25 +27,14 @@ pub(crate) const fn running_scratch(rows: usize, value_dim: usize) -> usize {
 /// many at `start + 1`, and so on.
 #[derive(Clone, Copy)]
 pub(crate) struct Queries<'a> {
+    /// `[rows][width]`.
     pub values: &'a [f32],
-    pub order: Order,
     pub rows: usize,
     pub start: usize,
     pub per_position: usize,
     /// Width of a key, and the factor on scores.
     pub width: usize,
     pub scale: f32,
-}
-
-/// How queries lie, and the keys that they are multiplied by: one of the two has what is summed in
-/// columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Queries `[row][width]`, a tile's keys `[width][64]`.
-    Rows,
-    /// Queries `[position][width][16]`, up to 16 rows of a position side by side, the rest zero; a
-    /// tile's keys are rows.
-    Packs,
 }
 
 impl Queries<'_> {
@@ -65,15 +51,24 @@ impl Queries<'_> {
 
 /// Keys and values of one tile: up to 64 positions.
 #[derive(Clone, Copy)]
-pub(crate) struct Tile<'a> {
+pub(crate) struct Tile<'a, E> {
     /// Position of the first.
     pub at: usize,
-    /// Keys, and the values from one row of theirs to the next.
-    pub keys: (&'a [f32], usize),
+    /// Keys.
+    pub keys: Keys<'a, E>,
     /// Values, and the values from one row of theirs to the next.
-    pub values: (&'a [f32], usize),
-    /// What to ask memory for while keys are multiplied, and while values are.
-    pub fetch: [&'a [f32]; 2],
+    pub values: (&'a [E], usize),
+    /// What to ask memory for while values are multiplied.
+    pub fetch: &'a [u8],
+}
+
+/// Keys of a tile.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys<'a, E> {
+    /// `[width][64]`, and what to ask memory for while they are multiplied.
+    Columns(&'a [E], &'a [u8]),
+    /// `[64][width]`.
+    Rows(&'a [E]),
 }
 
 /// What some query rows have attended to so far: per row, the sum of weighted values, then the
@@ -101,14 +96,14 @@ impl<'a> Softmax<'a> {
 
     /// Attends to a tile, the next of its segment.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd>(
+    pub(crate) fn tile<S: Simd, E: Element>(
         &mut self,
         s: S,
         queries: Queries<'_>,
-        tile: Tile<'_>,
-        mut scratch: &mut [f32],
+        tile: Tile<'_, E>,
+        scratch: &mut [f32],
     ) {
-        let scores = take(&mut scratch, queries.rows * BLOCK_LEN);
+        let scores = &mut scratch[..queries.rows * BLOCK_LEN];
         let mut row = 0;
         while row < queries.rows {
             let seen = queries.seen(row, tile.at);
@@ -116,9 +111,11 @@ impl<'a> Softmax<'a> {
             let next = if seen == BLOCK_LEN { queries.rows } else { row + queries.per_position };
             if seen > 0 {
                 let rows = row..next;
-                match queries.order {
-                    Order::Rows => score_rows(s, queries, rows, seen, tile, scores),
-                    Order::Packs => score_packs(s, queries, rows, seen, tile, scores, scratch),
+                match tile.keys {
+                    Keys::Columns(keys, fetch) => {
+                        score_columns(s, queries, rows, seen, (keys, fetch), scores);
+                    }
+                    Keys::Rows(keys) => score_rows(s, queries, rows, seen, keys, scores),
                 }
                 for row in row..next {
                     self.weigh_row(s, row, queries.scale, seen, scores);
@@ -172,13 +169,13 @@ impl<'a> Softmax<'a> {
 
     /// Adds the first `seen` values of the tile, weighted, to rows `first..first + rows`.
     #[inline(always)]
-    fn add_values<S: Simd>(
+    fn add_values<S: Simd, E: Element>(
         &mut self,
         s: S,
         first: usize,
         rows: usize,
         seen: usize,
-        tile: Tile<'_>,
+        tile: Tile<'_, E>,
         weights: &[f32],
     ) {
         let (values, stride) = tile.values;
@@ -192,7 +189,7 @@ impl<'a> Softmax<'a> {
             let weights = (weights.as_ptr().add(first * BLOCK_LEN), (BLOCK_LEN, 1));
             let out = (self.rows.as_mut_ptr().add(first * len), len);
             let values = (values.as_ptr(), stride);
-            multiply(s, Nn::new((rows, width, seen), weights, values, out, true), tile.fetch[1]);
+            multiply(s, Nn::new((rows, width, seen), weights, values, out, true), tile.fetch);
         }
     }
 
@@ -268,7 +265,7 @@ impl<'a> Running<'a> {
 
     /// Attends to a tile. Tiles come in order, from position 0.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd>(&mut self, s: S, tile: Tile<'_>) {
+    pub(crate) fn tile<S: Simd, E: Element>(&mut self, s: S, tile: Tile<'_, E>) {
         if tile.at > 0 && tile.at.is_multiple_of(SEGMENT_LEN) {
             self.total.merge(s, &self.segment);
             self.segment.clear();
@@ -284,74 +281,77 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Scores of rows that lie as such, against keys in columns.
+/// Scores against keys in columns.
 #[inline(always)]
-fn score_rows<S: Simd>(
+fn score_columns<S: Simd, E: Element>(
     s: S,
     queries: Queries<'_>,
     rows: Range<usize>,
     seen: usize,
-    tile: Tile<'_>,
+    (keys, fetch): (&[E], &[u8]),
     scores: &mut [f32],
 ) {
-    let (keys, stride) = tile.keys;
     let width = queries.width;
     // Whole vectors: what stands behind the last position seen is not looked at.
     let columns = seen.next_multiple_of(S::LANES);
     assert!(rows.end * width <= queries.values.len() && rows.end * BLOCK_LEN <= scores.len());
-    assert!(stride >= columns && width * stride <= keys.len() && columns <= BLOCK_LEN);
+    assert!(width * BLOCK_LEN <= keys.len() && columns <= BLOCK_LEN);
     // SAFETY: the rows have `width` values and 64 scores each, and each of the `width` rows of keys
     // `columns` values, by the assertions.
     unsafe {
         let queries = (queries.values.as_ptr().add(rows.start * width), (width, 1));
         let out = (scores.as_mut_ptr().add(rows.start * BLOCK_LEN), BLOCK_LEN);
         let size = (rows.len(), columns, width);
-        multiply(s, Nn::new(size, queries, (keys.as_ptr(), stride), out, false), tile.fetch[0]);
+        multiply(s, Nn::new(size, queries, (keys.as_ptr(), BLOCK_LEN), out, false), fetch);
     }
 }
 
 /// Runs a product that asks memory for what comes next, if anything does.
 #[inline(always)]
-fn multiply<S: Simd>(s: S, product: Nn<false>, next: &[f32]) {
+fn multiply<S: Simd, E: Element>(s: S, product: Nn<E, false>, next: &[u8]) {
     match next {
         [] => s.vectorize(product),
         next => s.vectorize(product.fetching::<S>(next)),
     }
 }
 
-/// Scores of packs of rows, a position's each, against keys in rows.
+/// Scores against keys in rows.
 #[inline(always)]
-fn score_packs<S: Simd>(
+fn score_rows<S: Simd, E: Element>(
     s: S,
     queries: Queries<'_>,
     rows: Range<usize>,
     seen: usize,
-    tile: Tile<'_>,
+    keys: &[E],
     scores: &mut [f32],
-    scratch: &mut [f32],
 ) {
-    let (keys, stride) = tile.keys;
-    let (width, together) = (queries.width, queries.per_position);
-    let lanes = together.next_multiple_of(S::LANES);
-    assert!(lanes <= PACK_LEN && rows.end.is_multiple_of(together));
-    assert!((seen - 1) * stride + width <= keys.len() && seen * PACK_LEN <= scratch.len());
-    for position in rows.start / together..rows.end / together {
-        let pack = &queries.values[position * width * PACK_LEN..][..width * PACK_LEN];
-        // SAFETY: the tile has `seen` keys and the scratch as many packs of scores by the
-        // assertion, the pack `width` rows of 16 values.
-        unsafe {
-            let out = (scratch.as_mut_ptr(), PACK_LEN);
-            let keys = (keys.as_ptr(), (stride, 1));
-            s.vectorize(Nn::new((seen, lanes, width), keys, (pack.as_ptr(), PACK_LEN), out, false));
-        }
-        for lane in 0..together {
-            let row = position * together + lane;
-            let scores = &mut scores[row * BLOCK_LEN..][..seen];
-            for (score, pack) in scores.iter_mut().zip(scratch.chunks_exact(PACK_LEN)) {
-                *score = pack[lane];
-            }
-        }
+    let width = queries.width;
+    assert!(rows.end * width <= queries.values.len() && rows.end * BLOCK_LEN <= scores.len());
+    assert!(seen * width <= keys.len() && seen <= BLOCK_LEN);
+    // SAFETY: the rows have `width` values and 64 scores each, and the tile `seen` keys of `width`
+    // values, by the assertions.
+    unsafe {
+        let queries = (queries.values.as_ptr().add(rows.start * width), width);
+        let out = (scores.as_mut_ptr().add(rows.start * BLOCK_LEN), BLOCK_LEN);
+        let size = (rows.len(), seen, width);
+        s.vectorize(Nt::new(size, queries, (keys.as_ptr(), width), out, false));
     }
+}
+
+/// `values`, widened to `out`.
+#[inline(always)]
+pub(crate) fn widen<'a, S: Simd, E: Element>(s: S, values: &[E], out: &'a mut [f32]) -> &'a [f32] {
+    assert_eq!(values.len(), out.len());
+    let mut at = 0;
+    while at < values.len() {
+        let n = (values.len() - at).min(S::LANES);
+        let p = values[at..].as_ptr();
+        // SAFETY: n values remain from `at` on, and no more are read.
+        let v = unsafe { if n == S::LANES { E::load(s, p) } else { E::load_head(s, p, n) } };
+        store(s, &mut out[at..], n, v);
+        at += n;
+    }
+    out
 }
 
 #[inline(always)]

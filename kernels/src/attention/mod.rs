@@ -9,15 +9,55 @@
 mod core;
 
 pub(crate) use self::core::{
-    Order, PACK_LEN, Queries, Running, Softmax, Tile, core_scratch, finish_row, merge_row,
-    running_scratch, softmax_len,
+    Keys, Queries, Running, Softmax, Tile, core_scratch, finish_row, merge_row, running_scratch,
+    softmax_len, widen,
 };
 
 use std::ops::Range;
 
+use half::bf16;
+
 use crate::arena::Arena;
 use crate::rows::Rows;
+use crate::simd::Element;
 use crate::span::{BLOCK_LEN, Span, Spans};
+
+/// How per-token rows are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum KvDtype {
+    /// As they are computed.
+    #[default]
+    F32,
+    /// Rounded to bfloat16, to the nearest, ties to even.
+    Bf16,
+}
+
+impl KvDtype {
+    /// Bytes of a value.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvDtype::F32 => 4,
+            KvDtype::Bf16 => 2,
+        }
+    }
+
+    /// The name people see: `f32` or `bf16`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KvDtype::F32 => "f32",
+            KvDtype::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Where a layer's per-token rows lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvPlace {
+    /// Byte offset in each block.
+    pub at: usize,
+    /// How they are stored.
+    pub dtype: KvDtype,
+}
 
 /// The spans of a batch and the per-token rows of one layer.
 #[derive(Debug, Clone, Copy)]
@@ -28,21 +68,41 @@ pub struct Paged<'a> {
     pub tables: &'a [usize],
     /// Where blocks lie.
     pub arena: &'a Arena,
-    /// Byte offset of this layer's rows in a block.
-    pub at: usize,
+    /// Where the layer's rows lie in a block.
+    pub place: KvPlace,
 }
 
 impl<'a> Paged<'a> {
     /// `len` values of the layer in the block that holds position `block * 64` of `span`, `from`
     /// values after the layer's start.
-    pub(crate) fn block(&self, span: &Span, block: usize, from: usize, len: usize) -> &'a [f32] {
+    ///
+    /// # Panics
+    /// When the rows are not stored as `E`.
+    pub(crate) fn block<E: Element>(
+        &self,
+        span: &Span,
+        block: usize,
+        from: usize,
+        len: usize,
+    ) -> &'a [E] {
+        assert_eq!(size_of::<E>(), self.place.dtype.bytes());
         let table = &self.tables[span.table.clone()];
-        self.arena.f32s(table[block] + self.at + from * size_of::<f32>(), len)
+        self.arena.values(table[block] + self.place.at + from * size_of::<E>(), len)
+    }
+
+    /// The same values, widened.
+    pub(crate) fn widened(&self, span: &Span, block: usize, from: usize, len: usize) -> Vec<f32> {
+        match self.place.dtype {
+            KvDtype::F32 => self.block(span, block, from, len).to_vec(),
+            KvDtype::Bf16 => {
+                self.block(span, block, from, len).iter().copied().map(bf16::to_f32).collect()
+            }
+        }
     }
 }
 
 /// Writes the rows of every span to their places: `rows` is `[rows][groups * width]`, a block holds
-/// `[group][64][width]`, `at` bytes after its start.
+/// `[group][64][width]`.
 ///
 /// Attention reads what was written, the current span's rows too, so this comes first.
 ///
@@ -53,12 +113,26 @@ pub fn write_rows(
     rows: Rows<'_>,
     width: usize,
     arena: &mut Arena,
+    place: KvPlace,
+) {
+    match place.dtype {
+        KvDtype::F32 => rows_as::<f32>((spans, tables), rows, width, arena, place.at),
+        KvDtype::Bf16 => rows_as::<bf16>((spans, tables), rows, width, arena, place.at),
+    }
+}
+
+fn rows_as<E: Element>(
+    (spans, tables): (&[Span], &[usize]),
+    rows: Rows<'_>,
+    width: usize,
+    arena: &mut Arena,
     at: usize,
 ) {
     for_each_row((spans, tables), rows, |block, place, row| {
         for (group, values) in row.chunks_exact(width).enumerate() {
-            let place = (group * BLOCK_LEN + place) * width * size_of::<f32>();
-            arena.f32s_mut(block + at + place, width).copy_from_slice(values);
+            let place = (group * BLOCK_LEN + place) * width * size_of::<E>();
+            let out: &mut [E] = arena.values_mut(block + at + place, width);
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = E::nearest(*value));
         }
     });
 }
@@ -71,12 +145,24 @@ pub fn write_columns(
     (spans, tables): (&[Span], &[usize]),
     rows: Rows<'_>,
     arena: &mut Arena,
+    place: KvPlace,
+) {
+    match place.dtype {
+        KvDtype::F32 => columns_as::<f32>((spans, tables), rows, arena, place.at),
+        KvDtype::Bf16 => columns_as::<bf16>((spans, tables), rows, arena, place.at),
+    }
+}
+
+fn columns_as<E: Element>(
+    (spans, tables): (&[Span], &[usize]),
+    rows: Rows<'_>,
+    arena: &mut Arena,
     at: usize,
 ) {
     for_each_row((spans, tables), rows, |block, place, row| {
-        let columns = arena.f32s_mut(block + at, row.len() * BLOCK_LEN);
+        let columns: &mut [E] = arena.values_mut(block + at, row.len() * BLOCK_LEN);
         for (value, column) in row.iter().zip(columns.chunks_exact_mut(BLOCK_LEN)) {
-            column[place] = *value;
+            column[place] = E::nearest(*value);
         }
     });
 }

@@ -1,33 +1,33 @@
 //! The two inner products everything else is made of, on raw strided arrays, for one thread.
 //!
-//! [`Nt`]: both operands have the summed index contiguous (rows of KDA's chunks). The
-//! sum runs over `k` in lanes: lane `l` adds the products at `l, l + LANES, ...` in order, then the
+//! [`Nt`]: both operands have the summed index contiguous (rows of KDA's chunks, queries and latents
+//! of MLA). The sum runs over `k` in lanes: lane `l` adds the products at `l, l + LANES, ...` in order, then the
 //! lanes are added in a fixed order. [`Nn`]: the second operand has the output index contiguous
 //! (values as cached, the delta rows of KDA). Each output adds its products in order of `k`.
 //!
 //! Tiles only choose which outputs are computed together. An output's own order of operations is
 //! the same in every tile, so results do not depend on `m` or on an output's place.
 
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Element, Kernel, Simd};
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
 /// `out[i][j] = Σ_k x[i][k] w[j][k]`, or `+=`.
-pub(crate) struct Nt {
+pub(crate) struct Nt<E> {
     m: usize,
     n: usize,
     k: usize,
     x: *const f32,
     x_stride: usize,
-    w: *const f32,
+    w: *const E,
     w_stride: usize,
     out: *mut f32,
     out_stride: usize,
     add: bool,
 }
 
-impl Nt {
+impl<E: Element> Nt<E> {
     /// `m` rows of `x` against `n` rows of `w`, both `k` long.
     ///
     /// # Safety
@@ -38,28 +38,31 @@ impl Nt {
     pub(crate) unsafe fn new(
         (m, n, k): (usize, usize, usize),
         (x, x_stride): (*const f32, usize),
-        (w, w_stride): (*const f32, usize),
+        (w, w_stride): (*const E, usize),
         (out, out_stride): (*mut f32, usize),
         add: bool,
     ) -> Self {
         Nt { m, n, k, x, x_stride, w, w_stride, out, out_stride, add }
     }
 
-    /// Columns `j..j + N` of all rows.
+    /// Rows `i..i + M` of all columns: the nearest cache keeps the rows.
     #[inline(always)]
-    fn strip<S: Simd, const N: usize>(&self, s: S, j: usize) {
-        let height = if S::WIDE { 6 } else { 3 };
-        let mut i = 0;
-        while i < self.m {
-            match (self.m - i).min(height) {
-                1 => self.tile::<S, 1, N>(s, i, j),
-                2 => self.tile::<S, 2, N>(s, i, j),
-                3 => self.tile::<S, 3, N>(s, i, j),
-                4 => self.tile::<S, 4, N>(s, i, j),
-                5 => self.tile::<S, 5, N>(s, i, j),
-                _ => self.tile::<S, 6, N>(s, i, j),
+    fn piece<S: Simd, const M: usize>(&self, s: S, i: usize) {
+        let mut j = 0;
+        if M == 1 {
+            // One row is bound by the reads of `w`: more rows of it in flight.
+            while j + 8 <= self.n {
+                self.tile::<S, M, 8>(s, i, j);
+                j += 8;
             }
-            i += height;
+        }
+        while j + 4 <= self.n {
+            self.tile::<S, M, 4>(s, i, j);
+            j += 4;
+        }
+        while j < self.n {
+            self.tile::<S, M, 1>(s, i, j);
+            j += 1;
         }
     }
 
@@ -75,7 +78,7 @@ impl Nt {
             let whole = self.k - self.k % S::LANES;
             let mut at = 0;
             while at < whole {
-                if i == 0 && at.is_multiple_of(LINE_BYTES / size_of::<f32>()) {
+                if i == 0 && at.is_multiple_of(LINE_BYTES / size_of::<E>()) {
                     // Rows of `w` are too short for the processor to see a stream in each: the
                     // first rows of `x` ask for the next ones.
                     for c in N..2 * N {
@@ -87,7 +90,7 @@ impl Nt {
                     *row = s.load(x.add(r * self.x_stride + at));
                 }
                 for c in 0..N {
-                    let column = s.load(w.add(c * self.w_stride + at));
+                    let column = E::load(s, w.add(c * self.w_stride + at));
                     for (acc, row) in acc.iter_mut().zip(rows) {
                         acc[c] = s.fma(row, column, acc[c]);
                     }
@@ -97,7 +100,7 @@ impl Nt {
             if whole < self.k {
                 let rest = self.k - whole;
                 for c in 0..N {
-                    let column = s.load_head(w.add(c * self.w_stride + whole), rest);
+                    let column = E::load_head(s, w.add(c * self.w_stride + whole), rest);
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let row = s.load_head(x.add(r * self.x_stride + whole), rest);
                         acc[c] = s.fma(row, column, acc[c]);
@@ -123,38 +126,38 @@ impl Nt {
     }
 }
 
-impl Kernel for Nt {
+impl<E: Element> Kernel for Nt<E> {
     type Out = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let mut j = 0;
-        if self.m == 1 {
-            // One row is bound by the reads of `w`: more rows of it in flight.
-            while j + 8 <= self.n {
-                self.tile::<S, 1, 8>(s, 0, j);
-                j += 8;
+        // Pieces of nearly equal height.
+        let most = if S::WIDE { 6 } else { 3 };
+        let mut left = self.m;
+        while left > 0 {
+            let height = left.div_ceil(left.div_ceil(most));
+            let i = self.m - left;
+            match height {
+                1 => self.piece::<S, 1>(s, i),
+                2 => self.piece::<S, 2>(s, i),
+                3 => self.piece::<S, 3>(s, i),
+                4 => self.piece::<S, 4>(s, i),
+                5 => self.piece::<S, 5>(s, i),
+                _ => self.piece::<S, 6>(s, i),
             }
-        }
-        while j + 4 <= self.n {
-            self.strip::<S, 4>(s, j);
-            j += 4;
-        }
-        while j < self.n {
-            self.strip::<S, 1>(s, j);
-            j += 1;
+            left -= height;
         }
     }
 }
 
 /// `out[i][j] = start + Σ_k a[i][k] b[k][j]`, where `start` is `out[i][j]` or 0.
-pub(crate) struct Nn<const FETCH: bool> {
+pub(crate) struct Nn<E, const FETCH: bool> {
     m: usize,
     n: usize,
     k: usize,
     a: *const f32,
     a_strides: (usize, usize),
-    b: *const f32,
+    b: *const E,
     b_stride: usize,
     out: *mut f32,
     out_stride: usize,
@@ -172,7 +175,7 @@ struct Fetch {
     step: usize,
 }
 
-impl Nn<false> {
+impl<E: Element> Nn<E, false> {
     /// `m` rows of `a`, whose value `[i][k]` lies at `i * a_strides.0 + k * a_strides.1`, against
     /// `k` rows of `b`, `n` long.
     ///
@@ -184,7 +187,7 @@ impl Nn<false> {
     pub(crate) unsafe fn new(
         (m, n, k): (usize, usize, usize),
         (a, a_strides): (*const f32, (usize, usize)),
-        (b, b_stride): (*const f32, usize),
+        (b, b_stride): (*const E, usize),
         (out, out_stride): (*mut f32, usize),
         add: bool,
     ) -> Self {
@@ -194,14 +197,14 @@ impl Nn<false> {
 
     /// The same, which asks for `memory` on its way, so that the next product finds it.
     #[inline(always)]
-    pub(crate) fn fetching<S: Simd>(self, memory: &[f32]) -> Nn<true> {
+    pub(crate) fn fetching<S: Simd>(self, memory: &[u8]) -> Nn<E, true> {
         let Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add, .. } = self;
         let columns = n / S::LANES;
         let pieces =
             m.div_ceil(most_rows::<S>(vectors::<S>(m))) * columns.div_ceil(vectors::<S>(m));
         let range = memory.as_ptr_range();
-        let step = size_of_val(memory).div_ceil((pieces * k).max(1)).min(2 * LINE_BYTES);
-        let fetch = Fetch { at: range.start.cast(), last: range.end.cast(), step };
+        let step = memory.len().div_ceil((pieces * k).max(1)).min(2 * LINE_BYTES);
+        let fetch = Fetch { at: range.start, last: range.end, step };
         Nn { m, n, k, a, a_strides, b, b_stride, out, out_stride, add, fetch }
     }
 }
@@ -228,7 +231,7 @@ const fn most_rows<S: Simd>(vectors: usize) -> usize {
     }
 }
 
-impl<const FETCH: bool> Nn<FETCH> {
+impl<E: Element, const FETCH: bool> Nn<E, FETCH> {
     /// `N` vectors of columns from `j` on, all rows.
     #[inline(always)]
     fn strip<S: Simd, const N: usize>(&mut self, s: S, j: usize) {
@@ -278,7 +281,7 @@ impl<const FETCH: bool> Nn<FETCH> {
                 }
                 let mut columns = [s.splat(0.0); N];
                 for (c, column) in columns.iter_mut().enumerate() {
-                    *column = s.load(b.add(c * S::LANES));
+                    *column = E::load(s, b.add(c * S::LANES));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let factor = s.splat(*a.add(r * self.a_strides.0));
@@ -311,7 +314,7 @@ impl<const FETCH: bool> Nn<FETCH> {
                 let mut acc = if self.add { s.load_head(out, rest) } else { s.splat(0.0) };
                 for k in 0..self.k {
                     let factor = *self.a.add(i * self.a_strides.0 + k * self.a_strides.1);
-                    let column = s.load_head(self.b.add(k * self.b_stride + j), rest);
+                    let column = E::load_head(s, self.b.add(k * self.b_stride + j), rest);
                     acc = s.fma(s.splat(factor), column, acc);
                 }
                 s.store_head(out, rest, acc);
@@ -320,7 +323,7 @@ impl<const FETCH: bool> Nn<FETCH> {
     }
 }
 
-impl<const FETCH: bool> Kernel for Nn<FETCH> {
+impl<E: Element, const FETCH: bool> Kernel for Nn<E, FETCH> {
     type Out = ();
 
     #[inline(always)]

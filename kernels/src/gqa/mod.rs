@@ -10,7 +10,7 @@ pub mod naive;
 pub use cpu::{attend, scratch_len};
 
 use crate::arena::Arena;
-use crate::attention::{write_columns, write_rows};
+use crate::attention::{KvPlace, write_columns, write_rows};
 use crate::rows::Rows;
 use crate::span::{BLOCK_LEN, Span};
 
@@ -43,9 +43,9 @@ pub fn write(
     keys: Rows<'_>,
     values: Rows<'_>,
     arena: &mut Arena,
-    at: usize,
+    place: KvPlace,
 ) {
-    write_columns((spans, tables), keys, arena, at);
-    let values_at = at + shape.keys_in_block() * size_of::<f32>();
-    write_rows((spans, tables), values, shape.head_dim, arena, values_at);
+    write_columns((spans, tables), keys, arena, place);
+    let at = place.at + shape.keys_in_block() * place.dtype.bytes();
+    write_rows((spans, tables), values, shape.head_dim, arena, KvPlace { at, ..place });
 }

@@ -10,22 +10,23 @@ pub fn attend(shape: Shape, q: Rows<'_>, paged: Paged<'_>, mut out: RowsMut<'_>)
     let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
     let part = BLOCK_LEN * dim;
     for span in paged.spans.all() {
-        for r in 0..span.rows {
-            for head in 0..shape.heads {
-                let kv = head / group * part;
-                let values_from = shape.keys_in_block() + kv;
-                let block = |from: usize, i: usize| paged.block(span, i / BLOCK_LEN, from, part);
-                let key = |i: usize| -> Vec<f32> {
-                    let keys = block(kv, i).iter();
-                    keys.skip(i % BLOCK_LEN).step_by(BLOCK_LEN).copied().collect()
-                };
-                let value = |i: usize| &block(values_from, i)[i % BLOCK_LEN * dim..][..dim];
+        for head in 0..shape.heads {
+            let kv = head / group * part;
+            let (mut keys, mut values) = (Vec::new(), Vec::new());
+            for block in 0..span.end().div_ceil(BLOCK_LEN) {
+                let columns = paged.widened(span, block, kv, part);
+                let rows = paged.widened(span, block, shape.keys_in_block() + kv, part);
+                let key = |i| columns[i..].iter().step_by(BLOCK_LEN).copied().collect::<Vec<f32>>();
+                keys.extend((0..BLOCK_LEN).map(key));
+                values.extend(rows.chunks_exact(dim).map(<[f32]>::to_vec));
+            }
+            for r in 0..span.rows {
                 let columns = head * dim..(head + 1) * dim;
                 let q = &q.row(span.first_row + r)[columns.clone()];
                 let seen = 0..=span.start + r;
-                let scores = seen.map(|i| dot(q, &key(i)) * shape.scale());
+                let scores = seen.map(|i| dot(q, &keys[i]) * shape.scale());
                 let out = &mut out.row(span.first_row + r)[columns];
-                weighted_sum(&softmax(scores.collect()), value, out);
+                weighted_sum(&softmax(scores.collect()), |i| &values[i], out);
             }
         }
     }

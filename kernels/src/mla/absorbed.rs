@@ -9,22 +9,25 @@
 
 use std::ops::Range;
 
+use bytemuck::cast_slice;
+use half::bf16;
+
 use super::{Job, Shape, Workspace};
 use crate::attention::{
-    Order, PACK_LEN, Queries, Softmax, Tile, core_scratch, finish_row, merge_row, row_tasks,
+    Keys, KvDtype, Queries, Softmax, Tile, core_scratch, finish_row, merge_row, row_tasks,
     softmax_len,
 };
 use crate::gemm::strip::Multiply;
 use crate::rows::RowsMut;
 use crate::scratch::{Pieces, Scratch, take};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Element, Kernel, Simd};
 use crate::span::{BLOCK_LEN, SEGMENT_LEN, Span};
 use crate::threads::Shards;
 
 /// Rows of a span per unit.
 const ROWS: usize = 4;
 /// Most heads per task: they share each read of a latent row.
-const HEADS: usize = PACK_LEN;
+const HEADS: usize = 16;
 /// Rows that are in the latent space at once, and rows of segments that are attended at once.
 const MOST_ROWS: usize = 64;
 
@@ -251,12 +254,12 @@ impl Together<'_> {
     }
 }
 
-/// Into how many groups heads are cut: so many that a segment's heads fit a pack, or twice as many
-/// where the threads are done sooner.
+/// Into how many groups heads are cut: so many that no task has more than it should, or twice as
+/// many where the threads are done sooner.
 fn head_groups(heads: usize, units: usize, threads: usize) -> usize {
     let few = heads.div_ceil(HEADS);
     let many = heads.div_ceil(HEADS / 2);
-    // Rounds, of whole packs and of half ones.
+    // Rounds, of whole groups and of half ones.
     let (whole, half) = ((units * few).div_ceil(threads), (units * many).div_ceil(threads));
     if half < 2 * whole { many } else { few }
 }
@@ -277,24 +280,28 @@ impl Kernel for Segment<'_> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
+    fn run<S: Simd>(self, s: S) {
+        match self.job.paged.place.dtype {
+            KvDtype::F32 => self.attend::<S, f32>(s),
+            KvDtype::Bf16 => self.attend::<S, bf16>(s),
+        }
+    }
+}
+
+impl Segment<'_> {
+    /// Over latents that are stored as `E`.
+    #[inline(always)]
+    fn attend<S: Simd, E: Element>(mut self, s: S) {
         let shape = self.job.shape;
         let (row, rank, heads) = (shape.row(), shape.rank, self.heads.len());
         let mut rest = std::mem::take(&mut self.scratch);
-        let packs = take(&mut rest, self.rows.len() * PACK_LEN * row);
-        packs.fill(0.0);
-        for (i, pack) in packs.chunks_exact_mut(PACK_LEN * row).enumerate() {
+        let queries = take(&mut rest, self.rows.len() * heads * row);
+        for (i, queries) in queries.chunks_exact_mut(heads * row).enumerate() {
             let at = ((self.unit.first_row + i) * shape.heads + self.heads.start) * row;
-            let queries = self.queries[at..at + heads * row].chunks_exact(row);
-            for (lane, query) in queries.enumerate() {
-                for (value, pack) in query.iter().zip(pack.chunks_exact_mut(PACK_LEN)) {
-                    pack[lane] = *value;
-                }
-            }
+            queries.copy_from_slice(&self.queries[at..at + heads * row]);
         }
         let queries = Queries {
-            values: packs,
-            order: Order::Packs,
+            values: queries,
             rows: self.rows.len() * heads,
             start: self.span.start + self.rows.start,
             per_position: heads,
@@ -305,7 +312,7 @@ impl Kernel for Segment<'_> {
         let mut softmax = Softmax::empty(memory, rank);
         let from = self.unit.segment * SEGMENT_LEN;
         let end = queries.end().min(from + SEGMENT_LEN);
-        let block = |at: usize| {
+        let block = |at: usize| -> &[E] {
             let len = BLOCK_LEN.min(end.saturating_sub(at));
             if len == 0 {
                 &[]
@@ -315,8 +322,12 @@ impl Kernel for Segment<'_> {
         };
         for at in (from..end).step_by(BLOCK_LEN) {
             let (latents, next) = (block(at), block(at + BLOCK_LEN));
-            let tile =
-                Tile { at, keys: (latents, row), values: (latents, row), fetch: [&[], next] };
+            let tile = Tile {
+                at,
+                keys: Keys::Rows(latents),
+                values: (latents, row),
+                fetch: cast_slice(next),
+            };
             softmax.tile(s, queries, tile, rest);
         }
         for (i, part) in softmax.into_rows().enumerate() {

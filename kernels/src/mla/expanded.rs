@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use super::{Job, Shape};
-use crate::attention::{Order, Queries, Running, Tile, row_tasks, running_scratch};
+use crate::attention::{Keys, KvDtype, Queries, Running, Tile, row_tasks, running_scratch, widen};
 use crate::gemm::strip::Multiply;
 use crate::panels::StoredPanels;
 use crate::rows::RowsMut;
@@ -16,7 +18,7 @@ use crate::threads::Shards;
 const ROWS: usize = 512;
 
 pub(super) fn scratch_len(shape: Shape) -> usize {
-    let tile = BLOCK_LEN * (shape.query() + shape.nope + shape.value_dim);
+    let tile = BLOCK_LEN * (shape.row() + shape.query() + shape.nope + shape.value_dim);
     ROWS * shape.query() + tile + running_scratch(ROWS, shape.value_dim)
 }
 
@@ -74,13 +76,13 @@ impl Kernel for Task<'_> {
         }
         let queries = Queries {
             values: queries,
-            order: Order::Rows,
             rows: self.rows.len(),
             start: self.span.start + self.rows.start,
             per_position: 1,
             width: dq,
             scale: shape.scale(),
         };
+        let widened = take(&mut rest, BLOCK_LEN * shape.row());
         let mut expanded = Expanded {
             rows: take(&mut rest, BLOCK_LEN * shape.nope),
             keys: take(&mut rest, BLOCK_LEN * dq),
@@ -89,11 +91,18 @@ impl Kernel for Task<'_> {
         let mut running = Running::new(queries, dv, rest);
         for at in (0..queries.end()).step_by(BLOCK_LEN) {
             let len = BLOCK_LEN.min(queries.end() - at);
-            let latents = self.job.paged.block(self.span, at / BLOCK_LEN, 0, len * shape.row());
+            let (block, values) = (at / BLOCK_LEN, len * shape.row());
+            let latents = match self.job.paged.place.dtype {
+                KvDtype::F32 => self.job.paged.block(self.span, block, 0, values),
+                KvDtype::Bf16 => {
+                    let latents = self.job.paged.block::<bf16>(self.span, block, 0, values);
+                    widen(s, latents, &mut widened[..values])
+                }
+            };
             let up = [self.job.up.keys(self.head), self.job.up.values(self.head)];
             expanded.fill(s, shape, latents, up);
-            let (keys, values) = ((&*expanded.keys, BLOCK_LEN), (&*expanded.values, dv));
-            running.tile(s, Tile { at, keys, values, fetch: [&[], &[]] });
+            let keys = Keys::Columns(&*expanded.keys, &[]);
+            running.tile(s, Tile { at, keys, values: (&*expanded.values, dv), fetch: &[] });
         }
         let attended = running.finish(s);
         for (i, r) in self.rows.enumerate() {

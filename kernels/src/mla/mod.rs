@@ -23,7 +23,7 @@ pub use up::Up;
 use std::ops::Range;
 
 use crate::arena::Arena;
-use crate::attention::{Paged, write_rows};
+use crate::attention::{KvPlace, Paged, write_rows};
 use crate::device::Cpu;
 use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
@@ -77,9 +77,9 @@ pub fn write(
     (spans, tables): (&[Span], &[usize]),
     latents: Rows<'_>,
     arena: &mut Arena,
-    at: usize,
+    place: KvPlace,
 ) {
-    write_rows((spans, tables), latents, shape.row(), arena, at);
+    write_rows((spans, tables), latents, shape.row(), arena, place);
 }
 
 /// Queries and weights of one layer.
@@ -160,7 +160,7 @@ impl Job<'_> {
     ) -> Work {
         let shape = self.shape;
         let up_bytes = shape.heads * shape.up() * shape.rank * self.up.dtype().bytes();
-        let (mut operations, mut values) = (0, 0);
+        let (mut operations, mut bytes) = (0, up_bytes);
         for span in self.paged.spans.all() {
             let rows = rows(span);
             if rows.is_empty() {
@@ -169,9 +169,10 @@ impl Job<'_> {
             let (count, end) = (rows.len(), span.start + rows.end);
             operations += count * per_row + end * per_position;
             operations += span.seen(rows) * (per_pair + SPECIAL);
-            values += end * shape.row();
-            values += count * shape.heads * (shape.query() + shape.value_dim);
+            bytes += end * shape.row() * self.paged.place.dtype.bytes();
+            let values = count * shape.heads * (shape.query() + shape.value_dim);
+            bytes += values * size_of::<f32>();
         }
-        Work::f32(operations * shape.heads, values * size_of::<f32>() + up_bytes)
+        Work::f32(operations * shape.heads, bytes)
     }
 }

@@ -36,7 +36,7 @@ pub fn attend(
 fn latents(shape: Shape, paged: Paged<'_>, span: &Span) -> Vec<f32> {
     let mut rows = Vec::new();
     for block in 0..span.end().div_ceil(BLOCK_LEN) {
-        rows.extend_from_slice(paged.block(span, block, 0, BLOCK_LEN * shape.row()));
+        rows.extend(paged.widened(span, block, 0, BLOCK_LEN * shape.row()));
     }
     rows.truncate(span.end() * shape.row());
     rows

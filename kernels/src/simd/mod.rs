@@ -15,11 +15,17 @@ mod x86;
 
 pub mod math;
 
+use bytemuck::Pod;
 use half::{bf16, f16};
+
+use crate::narrow::rounded;
 
 use self::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 use self::x86::{Avx2, Avx512};
+
+/// Lanes of the widest vectors.
+const MOST_LANES: usize = 16;
 
 /// A piece of work that is compiled once per instruction set.
 pub trait Kernel {
@@ -92,6 +98,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p` is valid for reads of `2 * LANES` values.
     unsafe fn load_bf16_pairs(self, p: *const bf16) -> (Self::V, Self::V);
+    /// `LANES` values at `p`, widened.
+    ///
+    /// # Safety
+    /// As [`Simd::load`].
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::V;
     /// `LANES` values at `p`, widened.
     ///
     /// # Safety
@@ -262,6 +273,65 @@ pub trait Int8: Copy {
     /// A sum of [`Int8::dot_u4`] with 8 taken from each byte of `w`, over bytes of `x` that are
     /// `x_sum` together.
     fn total_u4(self, sum: Self::I, x_sum: i32) -> <Self::Floats as Simd>::V;
+}
+
+/// A stored value of per-token rows. In a vector it is an `f32`.
+pub(crate) trait Element: Pod + Send + Sync {
+    /// The nearest of its values, ties to even.
+    fn nearest(x: f32) -> Self;
+    /// `LANES` values at `p`.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `LANES` values.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
+    /// The first `n < LANES` lanes from `p`, the rest zero.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of `n` values.
+    unsafe fn load_head<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn nearest(x: f32) -> f32 {
+        x
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const f32) -> S::V {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { s.load(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_head<S: Simd>(s: S, p: *const f32, n: usize) -> S::V {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { s.load_head(p, n) }
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn nearest(x: f32) -> bf16 {
+        rounded(x)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const bf16) -> S::V {
+        // SAFETY: the caller's promise is that of the function called.
+        unsafe { s.load_bf16(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_head<S: Simd>(s: S, p: *const bf16, n: usize) -> S::V {
+        let mut head = [bf16::ZERO; MOST_LANES];
+        // SAFETY: the caller vouches for n values, `n < LANES <= MOST_LANES`; then all LANES are
+        // there.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, head.as_mut_ptr(), n);
+            s.load_bf16(head.as_ptr())
+        }
+    }
 }
 
 /// The first `n <= LANES` values of `x` as lanes, the rest zero.

@@ -75,6 +75,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::V {
+        // SAFETY: the caller vouches for LANES values.
+        lanes!(i => unsafe { *p.add(i) }.to_f32())
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> Self::V {
         // SAFETY: the caller vouches for LANES values.
         lanes!(i => unsafe { *p.add(i) }.to_f32())

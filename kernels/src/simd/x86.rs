@@ -186,6 +186,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> __m256 {
+        // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
+        unsafe {
+            let values = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(values))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, p: *const f16) -> __m256 {
         // SAFETY: the caller vouches for 8 values of 2 bytes; the set is there.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
@@ -433,6 +442,15 @@ impl Simd for Avx512 {
             let pairs = _mm512_loadu_si512(p.cast());
             let upper = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
             (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(upper))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
+        // SAFETY: the caller vouches for 16 values of 2 bytes; the set is there.
+        unsafe {
+            let values = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(values))
         }
     }
 

@@ -104,6 +104,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
     let files = Files::open(common, isa)?.model;
+    let (compute, kv_dtype) = (files.spec.compute, files.spec.kv_dtype);
     let all_rounds = rounds + usize::from(args.roofline);
     check_context(cases, all_rounds, files.spec.context)?;
     let weights = files.weight_bytes()?.unwrap_or(WeightBytes { stored: 0, held: 0 });
@@ -139,7 +140,8 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         threads,
         rounds,
         quantize: common.weights.quantization().map(Quantization::as_str),
-        compute: common.compute.resolve(isa).as_str(),
+        compute: compute.as_str(),
+        kv_dtype: kv_dtype.as_str(),
         weights_bytes: weights.stored,
         weights_held_bytes: weights.held,
         pool_bytes: limits.device.arena_bytes(),

@@ -23,6 +23,8 @@ pub struct Report {
     pub quantize: Option<&'static str>,
     /// How bf16 weights are multiplied.
     pub compute: &'static str,
+    /// How per-token rows are kept.
+    pub kv_dtype: &'static str,
     /// Weights as their files store them.
     pub weights_bytes: usize,
     /// Weights in memory.
@@ -92,7 +94,8 @@ impl fmt::Display for Report {
             Some(quantize) => writeln!(f, " ({quantize})")?,
             None => writeln!(f)?,
         }
-        writeln!(f, "products   of bf16 weights in {}", self.compute)?;
+        let (compute, kv_dtype) = (self.compute, self.kv_dtype);
+        writeln!(f, "products   of bf16 weights in {compute}; rows of tokens kept in {kv_dtype}")?;
         let peak = self.peak_rss_bytes.map_or("unknown".to_owned(), grouped);
         writeln!(f, "memory     pools {} bytes, peak {peak} bytes", grouped(self.pool_bytes))?;
         writeln!(f, "threads    {}; {} rounds\n", self.threads, self.rounds)?;
