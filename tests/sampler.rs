@@ -399,8 +399,8 @@ fn what_is_ruled_out_is_never_drawn_and_leaves_the_logprobs_alone() {
         bit && ![33, 40, 2].contains(&id)
     };
     let mut biased = logits.clone();
-    for id in 0..70 {
-        biased[id] = if allowed(id) { biased[id] } else { f32::NEG_INFINITY };
+    for (_, logit) in biased.iter_mut().enumerate().filter(|(id, _)| !allowed(*id)) {
+        *logit = f32::NEG_INFINITY;
     }
     let (mut sampler, mut plain) = (Sampler::new(), SamplingParams::default());
     plain.logprobs = Some(3);
