@@ -123,8 +123,8 @@ pub struct Fit {
 }
 
 impl Report {
-    /// The costs of `spec`, as an engine lays its state out. `weights` is what weight files hold, if there are any;
-    /// `device_memory_bytes` is memory for state, after the weights.
+    /// The costs of `spec`, with its state as an engine lays it out. `weights` is what weight files
+    /// hold, if there are any; `device_memory_bytes` is memory for state, after the weights.
     ///
     /// # Errors
     /// A memory that holds no sequence, or more than can be numbered.

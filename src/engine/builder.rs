@@ -74,8 +74,8 @@ impl<'p> EngineBuilder<'p> {
         self
     }
 
-    /// How per-token rows are kept; in bf16 where the weights are stored in 16 bits, or else in f32,
-    /// unless told otherwise.
+    /// How per-token rows are kept; unless told otherwise, in bf16 where the weights are stored in
+    /// 16 bits and in f32 elsewhere.
     pub fn kv_dtype(mut self, dtype: KvDtype) -> Self {
         self.files.spec.kv_dtype = dtype;
         self.limits = None;

@@ -5,6 +5,7 @@ use deltapool::config::MemorySize;
 use deltapool::engine::RequestId;
 use deltapool::models::{Model, ModelFiles};
 use deltapool::request::{Figures, Request, SamplingParams};
+use kernels::KvDtype;
 
 use super::support::Random;
 use super::support::stepped::{Setting, Stepped};
@@ -45,8 +46,15 @@ impl Chat {
     }
 }
 
+/// The model in the binary with rows of tokens in f32, as the memories below count on.
+fn files() -> ModelFiles {
+    let mut files = ModelFiles::embedded().expect("the model is sound");
+    files.spec.kv_dtype = KvDtype::F32;
+    files
+}
+
 fn setting(device_slots: usize, host_times: usize) -> Setting {
-    let files = ModelFiles::embedded().expect("the model is sound");
+    let files = files();
     let bytes = device_slots * Model::layout_of(&files.spec).slot_bytes;
     Setting::roomy().with(|config| {
         config.device_memory = MemorySize::Bytes(bytes);
@@ -58,7 +66,7 @@ fn setting(device_slots: usize, host_times: usize) -> Setting {
 /// five wait, so each turn finds what five others have left.
 #[test]
 fn a_chat_among_five_others_computes_a_cell_and_what_is_new() {
-    let files = ModelFiles::embedded().expect("the model is sound");
+    let files = files();
     let mut engine = Stepped::new(files, setting(6, 8));
     let mut chats: Vec<Chat> = (0..6).map(Chat::new).collect();
     for turn in 0..20 {
@@ -81,7 +89,7 @@ fn a_chat_among_five_others_computes_a_cell_and_what_is_new() {
 /// block: nobody else is there to give one, so the cache gives up its own share.
 #[test]
 fn a_state_that_fills_the_device_is_handed_to_the_next_turn() {
-    let files = ModelFiles::embedded().expect("the model is sound");
+    let files = files();
     let mut engine = Stepped::new(files, setting(6, 0));
     let mut chat = Chat::new(1);
     for (new, kept) in [(650, 0), (5, 659), (9, 674)] {

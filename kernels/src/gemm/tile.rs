@@ -1,9 +1,10 @@
 //! The two inner products everything else is made of, on raw strided arrays, for one thread.
 //!
-//! [`Nt`]: both operands have the summed index contiguous (rows of KDA's chunks, queries and latents
-//! of MLA). The sum runs over `k` in lanes: lane `l` adds the products at `l, l + LANES, ...` in order, then the
-//! lanes are added in a fixed order. [`Nn`]: the second operand has the output index contiguous
-//! (values as cached, the delta rows of KDA). Each output adds its products in order of `k`.
+//! [`Nt`]: both operands have the summed index contiguous (rows of KDA's chunks, MLA's queries and
+//! latents). The sum runs over `k` in lanes: lane `l` adds the products at `l, l + LANES, ...` in
+//! order, then the lanes are added in a fixed order. [`Nn`]: the second operand has the output
+//! index contiguous (values as cached, the delta rows of KDA). Each output adds its products in
+//! order of `k`.
 //!
 //! Tiles only choose which outputs are computed together. An output's own order of operations is
 //! the same in every tile, so results do not depend on `m` or on an output's place.
