@@ -13,6 +13,7 @@ mod limits;
 mod loading;
 mod output;
 mod prompt;
+mod sampling;
 mod score;
 mod serve;
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::CliError;
 use super::common::CommonArgs;
 use super::limits::{EngineArgs, Shown};
-use super::loading::Files;
+use super::loading::{Files, Progress};
 use super::output::grouped;
 use crate::models::spec::{Mixer, ModelSpec};
 use crate::server::{self, Bind, Outcome, ServedModel, ServerConfig};
@@ -63,7 +63,7 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
         fingerprint: fingerprint(&files),
     };
     let engine = args.engine.config(args.common.threads());
-    let (engine, ()) = files.engine(Some(tokenizer), isa, engine, quiet, |limits| {
+    let (engine, ()) = files.engine(Some(tokenizer), isa, engine, Progress::bar_or_lines(quiet), |limits| {
         if !quiet {
             eprintln!("{}", Shown(limits));
         }
