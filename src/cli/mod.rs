@@ -5,6 +5,7 @@
 
 mod batch;
 mod bench;
+mod chat;
 mod common;
 mod error;
 mod generate;
@@ -45,6 +46,8 @@ DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16 forces an instruction set
 pub enum Command {
     /// Continue a prompt.
     Generate(generate::GenerateArgs),
+    /// Talk with the model in the terminal.
+    Chat(chat::ChatArgs),
     /// Run a file of requests, many at once.
     Batch(batch::BatchArgs),
     /// Serve the model over HTTP, to the clients of OpenAI's and Anthropic's APIs.
@@ -95,6 +98,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
     };
     match cli.command {
         Command::Generate(args) => generate::run(&args, isa),
+        Command::Chat(args) => chat::run(&args, isa),
         Command::Batch(args) => batch::run(&args, isa),
         Command::Serve(args) => serve::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
