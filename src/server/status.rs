@@ -1,6 +1,7 @@
 //! A line about the load every few seconds, while there is any.
 
 use std::fmt;
+use std::io::{Write, stderr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,8 @@ pub fn watch(app: &Shared) -> Option<Watch> {
             if let Some((earlier, since)) = before.replace((now, at))
                 && let Some(status) = Status::between(&earlier, &now, at - since)
             {
-                eprintln!("{status}");
+                // Nobody may be left to read it.
+                let _ = writeln!(stderr(), "{status}");
             }
         }
     });
