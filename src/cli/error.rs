@@ -80,8 +80,8 @@ impl CliError {
     /// Exit code of wrong usage.
     pub const USAGE: u8 = 2;
 
-    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening there,
-    /// 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
+    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening
+    /// there, 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
     pub fn exit_code(&self) -> u8 {
         match self {
             // Help and version are "errors" that go to standard output and succeed.

@@ -28,8 +28,8 @@ mod params;
 mod replay;
 mod snapshot;
 mod sse;
-mod structure;
 mod status;
+mod structure;
 mod tokens;
 mod tools;
 

@@ -72,7 +72,7 @@ fn what_is_wrong_is_told_with_its_place_and_the_code_of_wrong_usage() {
             "prot = 1\ncontext-length = 2",
             &with_file,
             &[],
-            in_file("unknown key prot; the nearest is port; unknown key context-length: use --max-model-len"),
+            in_file("unknown key context-length: use --max-model-len; unknown key prot; the nearest is port"),
         ),
         ("port = 1\n[serve]\nport = 2", &with_file, &[], in_file("port is there twice")),
         ("port = [1]", &with_file, &[], in_file("port: takes one value")),

@@ -80,7 +80,12 @@ pub struct ListenArgs {
     #[arg(long, value_name = "FILE")]
     pub port_file: Option<PathBuf>,
     /// Connections at once.
-    #[arg(long, value_name = "N", default_value_t = defaults().max_connections, value_parser = at_least_one)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = defaults().max_connections,
+        value_parser = at_least_one
+    )]
     pub max_connections: usize,
     /// Longest body of a request: bytes, or 32MiB.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(defaults().max_body_bytes))]
@@ -148,7 +153,12 @@ pub struct AnswerArgs {
     #[arg(long)]
     pub per_request_metrics: bool,
     /// Most alternatives of a token that a request may ask for.
-    #[arg(long, value_name = "N", default_value_t = defaults().max_logprobs, value_parser = parse_logprobs)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = defaults().max_logprobs,
+        value_parser = parse_logprobs
+    )]
     pub max_logprobs: usize,
 }
 
@@ -157,10 +167,20 @@ pub struct AnswerArgs {
 #[command(next_help_heading = "Load")]
 pub struct LoadArgs {
     /// Answers that wait or run at once; more are refused, to be asked for again later.
-    #[arg(long, value_name = "N", default_value_t = defaults().max_num_queued_reqs, value_parser = at_least_one)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = defaults().max_num_queued_reqs,
+        value_parser = at_least_one
+    )]
     pub max_num_queued_reqs: usize,
     /// Prompt tokens that wait at once; more are refused.
-    #[arg(long, value_name = "N", default_value_t = defaults().max_num_queued_tokens, value_parser = at_least_one)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = defaults().max_num_queued_tokens,
+        value_parser = at_least_one
+    )]
     pub max_num_queued_tokens: usize,
     /// Seconds for answers that run when the server is told to end.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().shutdown_timeout))]

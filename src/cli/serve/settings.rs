@@ -165,11 +165,18 @@ impl Reading {
     }
 
     fn entry(&self, arg: &Arg) -> Entry {
-        let raw = self.serve().get_raw(arg.get_id().as_str());
-        let values = raw.into_iter().flatten().map(|value| value.to_string_lossy().into_owned());
+        let id = arg.get_id().as_str();
+        let values = match self.serve().try_get_one::<bool>(id) {
+            // However it was written.
+            Ok(Some(switch)) => vec![switch.to_string()],
+            _ => {
+                let raw = self.serve().get_raw(id).into_iter().flatten();
+                raw.map(|value| value.to_string_lossy().into_owned()).collect()
+            }
+        };
         Entry {
             name: name(arg).to_owned(),
-            values: values.collect(),
+            values,
             takes_many: takes_many(arg),
             source: self.given.get(name(arg)).copied().unwrap_or(Source::Default),
         }
