@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::app::Shared;
-use crate::engine::{EngineStats, PoolStats};
+use crate::engine::{EngineStats, EngineView};
 
 /// Tells the load on standard error until what it gives is dropped.
 pub fn watch(app: &Shared) -> Option<Watch> {
@@ -27,7 +27,8 @@ pub fn watch(app: &Shared) -> Option<Watch> {
             let Some(app) = app.upgrade() else { return };
             let (now, at) = (app.engine.stats(), Instant::now());
             if let Some((earlier, since)) = before.replace((now, at))
-                && let Some(status) = Status::between(&earlier, &now, at - since)
+                && let Some(status) =
+                    Status::between((&earlier, &now), at - since, app.engine.view())
             {
                 // Nobody may be left to read it.
                 let _ = writeln!(stderr(), "{status}");
@@ -50,61 +51,58 @@ impl Drop for Watch {
 /// What was done between two looks, and what is where at the second.
 #[derive(Debug)]
 struct Status {
-    /// Prompt tokens per second, those that were not computed too.
+    /// Prompt tokens computed per second.
     prompt_rate: f64,
     /// Generated tokens per second.
     generation_rate: f64,
-    /// Percent of the prompt tokens that were not computed.
+    /// Percent of the tokens of prompts that came onto the device that were not computed.
     prefix_hits: f64,
     now: EngineStats,
+    view: EngineView,
 }
 
 impl Status {
     /// None when nothing was done and nothing is to do.
-    fn between(earlier: &EngineStats, now: &EngineStats, time: Duration) -> Option<Status> {
-        let (before, after) = (&earlier.scheduler, &now.scheduler);
-        let place = &now.occupancy;
+    fn between(
+        (earlier, now): (&EngineStats, &EngineStats),
+        time: Duration,
+        view: EngineView,
+    ) -> Option<Status> {
+        let (before, after, place) = (&earlier.scheduler, &now.scheduler, now.occupancy);
         let at_work = place.running + place.waiting + place.parked + place.in_flight;
         if after.steps == before.steps && at_work == 0 {
             return None;
         }
-        let seconds = time.as_secs_f64().max(1e-9);
-        let cached = (after.cached_tokens - before.cached_tokens) as f64;
-        let prompt = cached + (after.prompt_tokens - before.prompt_tokens) as f64;
+        let part = |part: u64, whole: f64| if whole > 0.0 { part as f64 / whole } else { 0.0 };
+        let seconds = time.as_secs_f64();
+        let admitted = (after.admitted_tokens - before.admitted_tokens) as f64;
         Some(Status {
-            prompt_rate: prompt / seconds,
-            generation_rate: (after.generated_tokens - before.generated_tokens) as f64 / seconds,
-            prefix_hits: if prompt > 0.0 { cached / prompt * 100.0 } else { 0.0 },
+            prompt_rate: part(after.prompt_tokens - before.prompt_tokens, seconds),
+            generation_rate: part(after.generated_tokens - before.generated_tokens, seconds),
+            prefix_hits: part(after.cached_tokens - before.cached_tokens, admitted) * 100.0,
             now: *now,
+            view,
         })
     }
 }
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (place, now) = (&self.now.occupancy, &self.now);
+        let (place, view) = (&self.now.occupancy, &self.view);
+        let host = view.host.blocks.usage().max(view.host.slots.usage());
         write!(
             f,
             "prompt {:.1} tokens/s, generation {:.1} tokens/s, running {}, waiting {}, swapped {}, \
-             device {:.1} % (slots {}, blocks {}), host {:.1} %, prefix hits {:.1} %",
+             device blocks {:.1} %, slots {:.1} %, host {:.1} %, prefix hits {:.1} %",
             self.prompt_rate,
             self.generation_rate,
             place.running,
             place.waiting,
             place.parked + place.in_flight,
-            used(&now.device),
-            now.device.slots.held,
-            now.device.blocks.held,
-            used(&now.host),
+            view.device.blocks.usage() * 100.0,
+            view.device.slots.usage() * 100.0,
+            host.max(view.host.packed.usage()) * 100.0,
             self.prefix_hits,
         )
-    }
-}
-
-/// Percent of the pages that hold something.
-fn used(pool: &PoolStats) -> f64 {
-    match pool.pages {
-        0 => 0.0,
-        pages => (pages - pool.free_pages) as f64 / pages as f64 * 100.0,
     }
 }

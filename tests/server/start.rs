@@ -39,18 +39,20 @@ impl Started {
         command.args(["serve", "--device-memory", "64MiB"]).args(args);
         command.envs(variables.iter().copied()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
-        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        let mut said = Vec::new();
-        loop {
-            let Some(line) = lines.next() else { panic!("it did not start: {said:#?}") };
+        let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut server = Started { child, said: Vec::new(), lines, address: String::new() };
+        while server.address.is_empty() {
+            let Some(line) = server.lines.next() else {
+                panic!("it did not start: {:#?}", server.said);
+            };
             let line = line.expect("it is text");
-            said.push(line.clone());
             if let Some((_, rest)) = line.split_once(" s: ") {
                 let place = rest.split_whitespace().next().expect("a place");
-                let address = place.trim_start_matches("http://").to_owned();
-                return Started { child, said, lines, address };
+                server.address = place.trim_start_matches("http://").to_owned();
             }
+            server.said.push(line);
         }
+        server
     }
 
     /// Sends a signal by its name.
@@ -240,7 +242,7 @@ fn the_load_is_told_while_there_is_any() {
             "waiting",
             "swapped",
             "device",
-            "blocks",
+            "slots",
             "host",
             "prefix"
         ],
