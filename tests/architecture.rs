@@ -104,8 +104,11 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("minijinja", &["src/text"]),
     ("minijinja_contrib", &["src/text"]),
     ("prometheus_client", &["src/server/metrics"]),
+    ("rustyline", &["src/cli"]),
     ("safetensors", &["src/weights"]),
+    ("strsim", &["src/cli"]),
     ("tokenizers", &["src/text"]),
+    ("toml", &["src/cli"]),
 ];
 
 /// Parts of the standard library that a room must not reach for: the control plane has no bytes,

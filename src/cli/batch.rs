@@ -16,9 +16,9 @@ use clap::Args;
 use kernels::Isa;
 
 use super::CliError;
-use super::common::CommonArgs;
+use super::common::{CommonArgs, JsonArgs};
 use super::limits::{EngineArgs, Shown, Weighed};
-use super::loading::{Files, bar, on_interrupt};
+use super::loading::{Files, Progress, bar, on_interrupt};
 use super::output::JsonTarget;
 use crate::config::Preempt;
 use line::LineReader;
@@ -36,9 +36,12 @@ pub struct BatchArgs {
     /// Answers, one JSON object a line in the order of the requests; - for standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
-    /// Which model, how it is computed, and what is printed.
+    /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Where the result is reported.
+    #[command(flatten)]
+    pub report: JsonArgs,
     /// Limits of the engine.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -81,7 +84,7 @@ out, to be run again, and the exit code is 130. --json gives the summary at the 
 
 /// Runs the command.
 pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
-    let target = args.common.json_target();
+    let target = args.report.target();
     if target == JsonTarget::Output && streams::is_standard(&args.output) {
         let message = "--json prints to standard output, where the answers go; give --json=FILE, \
                        or --output FILE";
@@ -98,19 +101,21 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     let tokenizer = files.tokenizer()?;
     let reader = LineReader::new(&files, tokenizer.clone());
     let config = args.engine.config(args.common.threads());
-    let (engine, (lines, mut output)) = files.engine(tokenizer, isa, config, quiet, |limits| {
-        if !quiet {
-            eprintln!("{}", Shown(limits));
-        }
-        let lines = reader.read_all(input, limits.max_model_len);
-        let lines = lines.map_err(|source| streams::read_error(&args.input, source))?;
-        for line in &lines {
-            if let Err(error) = &line.work {
-                tell_error(line.number, error);
+    let progress = Progress::bar(quiet);
+    let (engine, (lines, mut output)) =
+        files.engine(tokenizer, isa, config, progress, |limits| {
+            if !quiet {
+                eprintln!("{}", Shown(limits));
             }
-        }
-        Ok((lines, Output::open(&args.output)?))
-    })?;
+            let lines = reader.read_all(input, limits.max_model_len);
+            let lines = lines.map_err(|source| streams::read_error(&args.input, source))?;
+            for line in &lines {
+                if let Err(error) = &line.work {
+                    tell_error(line.number, error);
+                }
+            }
+            Ok((lines, Output::open(&args.output)?))
+        })?;
     if !quiet && config.preempt == Preempt::Auto {
         eprintln!("{}", Weighed(engine.cost()));
     }

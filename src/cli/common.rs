@@ -9,7 +9,7 @@ use super::output::JsonTarget;
 use crate::config::default_threads;
 use crate::models::spec::ModelSpec;
 
-/// Which model, how it is computed, and what is printed.
+/// Which model, how it is computed, and whether that is told.
 #[derive(Debug, Args)]
 pub struct CommonArgs {
     /// Folder of a model (config.json, safetensors, tokenizer); default: the model in the binary.
@@ -24,15 +24,6 @@ pub struct CommonArgs {
     /// How exact it is computed.
     #[command(flatten)]
     pub precision: PrecisionArgs,
-    /// Print one JSON object on one line instead of text, or write it to FILE beside the text.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
     /// Say nothing on standard error but errors.
     #[arg(short, long)]
     pub quiet: bool,
@@ -43,9 +34,25 @@ impl CommonArgs {
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or_else(default_threads)
     }
+}
 
+/// Where a command with a result reports it.
+#[derive(Debug, Args)]
+pub struct JsonArgs {
+    /// Print one JSON object on one line instead of text, or write it to FILE beside the text.
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-"
+    )]
+    pub json: Option<PathBuf>,
+}
+
+impl JsonArgs {
     /// Where a JSON result goes.
-    pub fn json_target(&self) -> JsonTarget {
+    pub fn target(&self) -> JsonTarget {
         JsonTarget::new(self.json.as_deref())
     }
 }

@@ -13,6 +13,9 @@ pub enum CliError {
     /// The arguments do not make sense.
     #[error("{0}")]
     Usage(String),
+    /// The arguments cannot be parsed; or help or the version was asked for.
+    #[error("{0}")]
+    Arguments(Box<clap::Error>),
     /// The model's config or weights.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -77,11 +80,13 @@ impl CliError {
     /// Exit code of wrong usage.
     pub const USAGE: u8 = 2;
 
-    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening there,
-    /// 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
+    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening
+    /// there, 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
     pub fn exit_code(&self) -> u8 {
         match self {
-            CliError::Usage(_) => CliError::USAGE,
+            // Help and version are "errors" that go to standard output and succeed.
+            CliError::Arguments(error) if !error.use_stderr() => 0,
+            CliError::Usage(_) | CliError::Arguments(_) => CliError::USAGE,
             CliError::Model(_)
             | CliError::Text(_)
             | CliError::Vocabulary { .. }

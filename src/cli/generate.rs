@@ -8,10 +8,11 @@ use kernels::Isa;
 use serde_json::{Value, json};
 
 use super::CliError;
-use super::common::CommonArgs;
-use super::loading::{Files, is_shown, on_interrupt};
+use super::common::{CommonArgs, JsonArgs};
+use super::loading::{Files, Progress, is_shown, on_interrupt};
 use super::output::{JsonTarget, grouped, print};
 use super::prompt::{Source, default_max_tokens, encode_chat, encode_text};
+use super::sampling::{SamplingArgs, flag_spelling};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
 use crate::engine::{EngineError, EngineLimits};
 use crate::request::{Figures, Finish, FinishReason, Request, SamplingParams};
@@ -32,24 +33,9 @@ pub struct GenerateArgs {
     /// Most tokens to generate; default: 256, or what the model's context leaves.
     #[arg(short = 'n', long, value_name = "N")]
     pub max_tokens: Option<usize>,
-    /// Randomness of the choice; 0 takes the likeliest token.
-    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
-    pub temperature: f32,
-    /// Choose among the likeliest tokens that together have this probability.
-    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: f32,
-    /// Choose among this many of the likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true)]
-    pub top_k: usize,
-    /// Choose among tokens with at least this fraction of the likeliest one's probability.
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
-    pub min_p: f32,
-    /// Seed of the choice: the same seed gives the same answer; default: a random one.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub seed: Option<u64>,
-    /// Stop before this text; may be given several times.
-    #[arg(long, value_name = "TEXT")]
-    pub stop: Vec<String>,
+    /// How each token is chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Put the prompt into the model's chat template, as a user's message.
     #[arg(long, conflicts_with = "ids_file")]
     pub chat: bool,
@@ -59,9 +45,12 @@ pub struct GenerateArgs {
     /// Most tokens of the prompt to compute in one step, 64 or more.
     #[arg(long, default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS, value_name = "N")]
     pub max_num_batched_tokens: usize,
-    /// Which model, how it is computed, and what is printed.
+    /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Where the result is reported.
+    #[command(flatten)]
+    pub report: JsonArgs,
 }
 
 /// Runs the command.
@@ -70,7 +59,7 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let prompt = prompt_ids(args, &source, &files, tokenizer.as_deref())?;
-    if tokenizer.is_none() && !args.stop.is_empty() {
+    if tokenizer.is_none() && !args.sampling.stop.is_empty() {
         let message = "--stop needs a tokenizer, and the model has none";
         return Err(CliError::Usage(message.to_owned()));
     }
@@ -86,10 +75,11 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
         threads: args.common.threads(),
         ..EngineConfig::one_sequence(tokens)
     };
-    let (engine, ()) = files.engine(tokenizer, isa, config, args.common.quiet, |_| Ok(()))?;
+    let (engine, ()) =
+        files.engine(tokenizer, isa, config, Progress::bar(args.common.quiet), |_| Ok(()))?;
     let stopper = engine.stopper();
     on_interrupt(move || stopper.cancel_all())?;
-    let target = args.common.json_target();
+    let target = args.report.target();
     let mut answer = Answer { prompt: request.prompt.clone(), ..Answer::default() };
     let handle = engine.submit(request)?;
     let seed = handle.seed();
@@ -124,27 +114,13 @@ fn request(args: &GenerateArgs, prompt: Vec<u32>, context: usize) -> Request {
     let room = default_max_tokens(prompt.len(), context);
     Request {
         sampling: SamplingParams {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            seed: args.seed,
-            logprobs: args.common.json.is_some().then_some(0),
-            ..SamplingParams::default()
+            logprobs: args.report.json.is_some().then_some(0),
+            ..args.sampling.params()
         },
-        stop: args.stop.clone(),
+        stop: args.sampling.stop.clone(),
         ignore_eos: args.ignore_eos,
         ..Request::new(prompt, args.max_tokens.unwrap_or(room))
     }
-}
-
-/// A parameter's error with the name of its flag: `top_p is 2` becomes `--top-p is 2`.
-fn flag_spelling(error: &crate::request::InvalidParam) -> String {
-    let flag = match error.field {
-        "prompt" => "the prompt".to_owned(),
-        field => format!("--{}", field.replace('_', "-")),
-    };
-    format!("{flag} is {}, allowed: {}", error.value, error.allowed)
 }
 
 fn prompt_ids(

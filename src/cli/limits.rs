@@ -29,8 +29,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<usize>,
     /// Most tokens of a sequence, prompt and answer together; default: the model's context, or what
-    /// the device memory holds for one.
-    #[arg(long, value_name = "N")]
+    /// the device memory holds for one. 32k is 32,000 and 32K is 32,768; m and M as well.
+    #[arg(long, value_name = "N", value_parser = parse_tokens)]
     pub max_model_len: Option<usize>,
     /// Most tokens to compute in one step, 64 or more.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
@@ -111,6 +111,19 @@ impl EngineArgs {
             threads,
         }
     }
+}
+
+/// A number of tokens, perhaps in thousands (k), times 1,024 (K), or the squares of these (m, M).
+pub fn parse_tokens(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text.char_indices().next_back() {
+        Some((at, 'k')) => (&text[..at], 1_000),
+        Some((at, 'K')) => (&text[..at], 1 << 10),
+        Some((at, 'm')) => (&text[..at], 1_000_000),
+        Some((at, 'M')) => (&text[..at], 1 << 20),
+        _ => (text, 1),
+    };
+    let number: usize = number.parse().map_err(|_| "a whole number, 8192 or 8K".to_owned())?;
+    number.checked_mul(unit).ok_or_else(|| "more tokens than can be counted".to_owned())
 }
 
 /// A percentage, with or without its sign.
@@ -245,5 +258,22 @@ impl fmt::Display for Weighed {
         }
         let (link, prefill) = (link / 1e9, grouped(prefill as usize));
         write!(f, "preempt    auto: {link:.1} GB/s to the host, {prefill} prompt tokens a second")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_tokens_may_be_short() {
+        for (text, tokens) in
+            [("8192", 8192), ("32k", 32_000), ("32K", 32_768), ("1m", 1_000_000), ("1M", 1 << 20)]
+        {
+            assert_eq!(parse_tokens(text), Ok(tokens), "{text}");
+        }
+        for wrong in ["", "k", "-1", "1.5k", "1kk", "99999999999999999M", "é"] {
+            assert!(parse_tokens(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -49,12 +49,12 @@ impl Files {
         tokenizer: Option<Arc<Tokenizer>>,
         isa: Isa,
         config: EngineConfig,
-        quiet: bool,
+        mut progress: Progress,
         prepare: impl FnOnce(&EngineLimits) -> Result<T, CliError>,
     ) -> Result<(Engine, T), CliError> {
-        let (bar, show) = loading_bar(quiet);
         let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
-        let mut builder = builder.on_load(show);
+        let bar = progress.bar.clone();
+        let mut builder = builder.on_load(move |done, total| progress.show(done, total));
         let prepared = prepare(&builder.limits()?)?;
         let engine = builder.build();
         bar.finish_and_clear();
@@ -76,9 +76,51 @@ pub fn on_interrupt(action: impl Fn() + Send + 'static) -> Result<(), CliError> 
         .map_err(|error| CliError::Usage(format!("no handler for Ctrl-C: {error}")))
 }
 
+/// How the loading of weights is shown.
+pub struct Progress {
+    bar: ProgressBar,
+    /// Lines are printed, where a bar is not: for a log.
+    has_lines: bool,
+    /// Tenths of the bytes that were told.
+    tenths: usize,
+}
+
+impl Progress {
+    /// A bar on a terminal.
+    pub fn bar(quiet: bool) -> Progress {
+        let bar = bar(quiet, LOADING);
+        Progress { bar, has_lines: false, tenths: 0 }
+    }
+
+    /// A bar on a terminal, and elsewhere a line for each tenth.
+    pub fn bar_or_lines(quiet: bool) -> Progress {
+        Progress { has_lines: !quiet && !is_shown(quiet), ..Progress::bar(quiet) }
+    }
+
+    fn show(&mut self, done: usize, total: usize) {
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+        if self.has_lines
+            && let Some(tenths) = self.passed(done, total)
+        {
+            eprintln!("loading {} %", tenths * 10);
+        }
+    }
+
+    /// The tenths of the way, when they are more than were told.
+    fn passed(&mut self, done: usize, total: usize) -> Option<usize> {
+        let tenths = (done as u128 * 10).checked_div(total as u128)? as usize;
+        let is_news = tenths > self.tenths;
+        self.tenths = self.tenths.max(tenths);
+        is_news.then_some(tenths)
+    }
+}
+
+const LOADING: &str = "loading {bar:40} {bytes}/{total_bytes}";
+
 /// A bar for the loading of weights, and who moves it.
 pub fn loading_bar(quiet: bool) -> (ProgressBar, impl FnMut(usize, usize)) {
-    let bar = bar(quiet, "loading {bar:40} {bytes}/{total_bytes}");
+    let bar = bar(quiet, LOADING);
     let moved = bar.clone();
     let show = move |done, total| {
         moved.set_length(total as u64);
@@ -108,4 +150,20 @@ pub fn bar(quiet: bool, template: &str) -> ProgressBar {
         if is_shown(quiet) { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::with_template(template).expect("the template is ours");
     ProgressBar::with_draw_target(None, target).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tenth_is_told_once_and_those_that_are_jumped_over_are_not() {
+        let mut progress = Progress::bar(true);
+        let told: Vec<usize> = [0, 9, 10, 19, 45, 46, 99, 100, 100]
+            .into_iter()
+            .filter_map(|done| progress.passed(done, 100))
+            .collect();
+        assert_eq!(told, [1, 4, 9, 10]);
+        assert_eq!(progress.passed(0, 0), None);
+    }
 }

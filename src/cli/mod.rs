@@ -5,6 +5,7 @@
 
 mod batch;
 mod bench;
+mod chat;
 mod common;
 mod error;
 mod generate;
@@ -13,12 +14,14 @@ mod limits;
 mod loading;
 mod output;
 mod prompt;
+mod sampling;
 mod score;
 mod serve;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kernels::Isa;
 
 pub use error::CliError;
@@ -43,10 +46,12 @@ DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16 forces an instruction set
 pub enum Command {
     /// Continue a prompt.
     Generate(generate::GenerateArgs),
+    /// Talk with the model in the terminal.
+    Chat(chat::ChatArgs),
     /// Run a file of requests, many at once.
     Batch(batch::BatchArgs),
     /// Serve the model over HTTP, to the clients of OpenAI's and Anthropic's APIs.
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Tell how likely a text is: log-probabilities, perplexity, bits per byte.
     Score(score::ScoreArgs),
     /// Show a model's layers, its bytes of state, and how many sequences fit in memory.
@@ -57,23 +62,31 @@ pub enum Command {
 
 /// Parses the arguments and runs the command. `isa` is the value of `DELTAPOOL_ISA`, if it is set.
 pub fn main(isa: Option<&str>) -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            // Help and version are "errors" that go to standard output and succeed.
+    let done = parse(std::env::args_os().collect()).and_then(|cli| run(cli, isa));
+    let Err(error) = done else { return ExitCode::SUCCESS };
+    match &error {
+        CliError::Arguments(error) => {
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { CliError::USAGE } else { 0 });
         }
-    };
-    match run(cli, isa) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            if !error.is_quiet() {
-                eprintln!("error: {error}");
-            }
-            ExitCode::from(error.exit_code())
-        }
+        error if error.is_quiet() => {}
+        error => eprintln!("error: {error}"),
     }
+    ExitCode::from(error.exit_code())
+}
+
+/// The arguments, those of a server with what its environment and its file add.
+fn parse(args: Vec<OsString>) -> Result<Cli, CliError> {
+    let as_usage = |error| CliError::Arguments(Box::new(error));
+    let is_serve = args.get(1).is_some_and(|arg| arg == serve::COMMAND);
+    if !is_serve {
+        return Cli::try_parse_from(args).map_err(as_usage);
+    }
+    let (matches, settings) = serve::parse(Cli::command(), args)?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(as_usage)?;
+    if let Command::Serve(args) = &mut cli.command {
+        args.settings = settings;
+    }
+    Ok(cli)
 }
 
 fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
@@ -85,6 +98,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
     };
     match cli.command {
         Command::Generate(args) => generate::run(&args, isa),
+        Command::Chat(args) => chat::run(&args, isa),
         Command::Batch(args) => batch::run(&args, isa),
         Command::Serve(args) => serve::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),

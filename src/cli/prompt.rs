@@ -68,7 +68,11 @@ pub fn encode_chat(
 
 /// A text whose tokens the model does not know is the fault of the model's files: its tokenizer is
 /// another model's.
-fn known(tokenizer: &Tokenizer, vocab_size: usize, tokens: Vec<u32>) -> Result<Vec<u32>, CliError> {
+pub fn known(
+    tokenizer: &Tokenizer,
+    vocab_size: usize,
+    tokens: Vec<u32>,
+) -> Result<Vec<u32>, CliError> {
     match tokens.iter().find(|id| **id as usize >= vocab_size) {
         None => Ok(tokens),
         Some(token) => Err(CliError::Vocabulary {

@@ -9,7 +9,7 @@ use kernels::Isa;
 use serde_json::{Value, json};
 
 use super::CliError;
-use super::common::CommonArgs;
+use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar, on_interrupt};
 use super::output::{JsonTarget, print};
 use super::prompt::{Source, encode_text};
@@ -25,9 +25,12 @@ pub struct ScoreArgs {
     /// Read the text as a JSON array of token ids; nothing is added to it.
     #[arg(long, value_name = "FILE")]
     pub ids_file: Option<PathBuf>,
-    /// Which model, how it is computed, and what is printed.
+    /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Where the result is reported.
+    #[command(flatten)]
+    pub report: JsonArgs,
 }
 
 /// Runs the command.
@@ -67,7 +70,7 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
         other => other?,
     };
     let score = Score { tokens, logprobs, bytes };
-    let target = args.common.json_target();
+    let target = args.report.target();
     if target != JsonTarget::Output {
         print(&score.table())?;
     }

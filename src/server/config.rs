@@ -55,6 +55,8 @@ pub struct ServerConfig {
     pub drain_delay: Duration,
     /// With work to do and no step for so long, the server calls itself unhealthy.
     pub stall_timeout: Duration,
+    /// A line about the load is told so often while there is any; never with zero.
+    pub status_every: Duration,
     /// Unknown fields of a request are an error; otherwise they are named in a header.
     pub strict_params: bool,
     /// Every model name is taken for the one that is there.
@@ -87,6 +89,7 @@ impl Default for ServerConfig {
             shutdown_timeout: Duration::from_secs(30),
             drain_delay: Duration::ZERO,
             stall_timeout: Duration::from_secs(120),
+            status_every: Duration::from_secs(10),
             strict_params: false,
             any_model: false,
             per_request_metrics: false,

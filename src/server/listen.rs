@@ -25,6 +25,7 @@ use tower::ServiceExt;
 use super::app::{App, Phase, Shared};
 use super::config::Bind;
 use super::guard::{Peer, is_loopback};
+use super::status;
 
 /// Most bytes of the headers of a request.
 const MAX_HEADER_BYTES: usize = 32 << 10;
@@ -94,12 +95,36 @@ impl Drop for Listener {
     }
 }
 
+/// Whether a server could listen there now: asked before a model is loaded, which may take minutes.
+///
+/// # Errors
+/// What keeps it from listening.
+pub fn probe(bind: &Bind) -> io::Result<()> {
+    match bind {
+        Bind::Tcp { host, port } => std::net::TcpListener::bind((host.as_str(), *port)).map(|_| ()),
+        Bind::Unix(path) => clear_unix(path),
+    }
+}
+
+/// Removes a socket that nobody listens on any more.
+fn clear_unix(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = match path.symlink_metadata() {
+        Ok(file) => file.file_type().is_socket(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    // A file of another kind is not ours to remove.
+    if !is_socket || std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    std::fs::remove_file(path)
+}
+
 /// A socket for its owner alone. One that nobody listens on any more is replaced.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
-    if path.exists() && std::os::unix::net::UnixStream::connect(path).is_err() {
-        std::fs::remove_file(path)?;
-    }
+    clear_unix(path)?;
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
@@ -109,11 +134,12 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 pub async fn serve(
     app: Shared,
     router: Router,
-    on_ready: impl FnOnce(&Place),
+    on_ready: impl FnOnce(&Place) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let stop = stop_signals()?;
     let listener = Listener::bind(&app.config.bind).await?;
-    on_ready(&listener.place()?);
+    on_ready(&listener.place()?)?;
+    let _status = status::watch(&app);
     let connections = GracefulShutdown::new();
     let left = Notify::new();
     let accepting = accept(&app, &listener, router, &connections);

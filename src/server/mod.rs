@@ -28,6 +28,7 @@ mod params;
 mod replay;
 mod snapshot;
 mod sse;
+mod status;
 mod structure;
 mod tokens;
 mod tools;
@@ -48,14 +49,15 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 pub use app::ServedModel;
 pub use config::{Bind, ServerConfig};
-pub use listen::{Outcome, Place};
+pub use listen::{Outcome, Place, probe};
 
 use crate::engine::Engine;
 use crate::text::TextError;
 use app::{App, Shared};
 use error::ApiError;
 
-/// Serves `engine` until a signal ends it. `on_ready` hears where it listens, once it does.
+/// Serves `engine` until a signal ends it. `on_ready` hears where it listens, once it does; when it
+/// fails, so does the server.
 ///
 /// # Errors
 /// An address that cannot be listened on, or a runtime that the system refuses.
@@ -63,7 +65,7 @@ pub fn run(
     engine: Engine,
     model: ServedModel,
     config: ServerConfig,
-    on_ready: impl FnOnce(&Place),
+    on_ready: impl FnOnce(&Place) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

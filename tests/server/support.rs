@@ -27,14 +27,15 @@ impl Server {
         let spawned = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.expect("the program starts");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let mut server = Server { child, address: String::new() };
         let mut said = String::new();
         for line in lines.by_ref() {
             let line = line.expect("it is text");
             if let Some((_, rest)) = line.split_once("http://") {
-                let address = rest.split_whitespace().next().expect("an address").to_owned();
+                server.address = rest.split_whitespace().next().expect("an address").to_owned();
                 // What it says later must go somewhere.
                 thread::spawn(move || lines.for_each(drop));
-                return Server { child, address };
+                return server;
             }
             said.push_str(&line);
             said.push('\n');

@@ -13,7 +13,7 @@ use kernels::{Isa, Quantization};
 
 use super::system::{Machine, peak_rss_bytes};
 use crate::cli::CliError;
-use crate::cli::common::CommonArgs;
+use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
 use crate::cli::output::{JsonTarget, print};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize};
@@ -64,9 +64,12 @@ pub struct SpeedArgs {
     /// Show each operator beside the machine's limits, from one more round.
     #[arg(long)]
     pub roofline: bool,
-    /// Which model, how it is computed, and what is printed.
+    /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Where the result is reported.
+    #[command(flatten)]
+    pub report: JsonArgs,
 }
 
 /// Runs `bench prefill`.
@@ -149,7 +152,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         cases: reports.collect(),
         ceiling,
     };
-    let target = JsonTarget::new(common.json.as_deref());
+    let target = args.report.target();
     if target != JsonTarget::Output {
         print(&report.to_string())?;
     }
