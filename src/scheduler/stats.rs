@@ -105,8 +105,8 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// What a pool lacks of `lack` above a watermark. Where each kind alone would fit, they want the
-    /// same page, and both lack.
+    /// What a pool lacks of `lack` above a watermark. Where each kind alone would fit, they want
+    /// the same page, and both lack.
     pub(super) fn of(pool: &StatePool, watermark: usize, lack: &Lack) -> Blocked {
         let blocks = !pool.fits_above(watermark, lack.blocks, 0);
         let slots = !pool.fits_above(watermark, 0, lack.slots);

@@ -8,7 +8,7 @@ use axum::http::header::{
 const PAGE: &str = include_str!("page.html");
 
 /// Two bars, as the page has them: blocks and slots.
-const ICON: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1d2733"/><rect x="3" y="4" width="10" height="3" rx="1" fill="#5aa9e6"/><rect x="3" y="9" width="6" height="3" rx="1" fill="#f2a65a"/></svg>"##;
+const ICON: &str = include_str!("icon.svg");
 
 type Headers = [(HeaderName, &'static str); 5];
 

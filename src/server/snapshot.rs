@@ -1,5 +1,5 @@
-//! `GET /v1/engine/snapshot` and `GET /v1/engine/events`: the engine at one moment, and four times a
-//! second, for the page and whoever else wants to look.
+//! `GET /v1/engine/snapshot` and `GET /v1/engine/events`: the engine at one moment, and four times
+//! a second, for the page and whoever else wants to look.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub async fn snapshot(State(app): State<Shared>) -> Json<Value> {
     Json(taken(&app, 0, STEPS_KEPT).0)
 }
 
-/// `GET /v1/engine/events`: a snapshot at once, then one in each period with the steps since the one
-/// before, until the client leaves or the server drains.
+/// `GET /v1/engine/events`: a snapshot at once, then one in each period with the steps since the
+/// one before, until the client leaves or the server drains.
 pub async fn events(State(app): State<Shared>) -> Response {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
