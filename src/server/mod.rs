@@ -12,6 +12,7 @@
 //! whether it waits, runs or is parked.
 
 mod answers;
+mod anthropic;
 mod app;
 mod body;
 mod config;
@@ -89,6 +90,8 @@ fn router(app: &Shared) -> Router {
     let routes = page
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
+        .route("/v1/messages", post(anthropic::messages::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
         .route("/v1/models", get(info::models))
         .route("/v1/models/{*id}", get(info::model))
         .route("/tokenize", post(tokens::tokenize))
