@@ -5,14 +5,24 @@
 #[allow(dead_code)] // it serves the tests of the command line too
 mod program;
 
+#[path = "server/bodies.rs"]
+mod bodies;
+#[path = "server/cancel.rs"]
+mod cancel;
 #[path = "server/cli.rs"]
 mod cli;
+#[path = "server/messages.rs"]
+mod messages;
 #[path = "server/metrics.rs"]
 mod metrics;
+#[path = "server/openapi.rs"]
+mod openapi;
 #[path = "server/page.rs"]
 mod page;
 #[path = "server/start.rs"]
 mod start;
+#[path = "server/streams.rs"]
+mod streams;
 #[path = "server/support.rs"]
 #[allow(dead_code)] // not every area needs all of it
 mod support;

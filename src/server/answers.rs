@@ -138,6 +138,11 @@ impl Answers {
         }
     }
 
+    /// Whether the request was ended because its time was over.
+    pub fn is_late(&self) -> bool {
+        self.is_late
+    }
+
     /// `usage` in the OpenAI shape, so far.
     pub fn usage(&self) -> Value {
         usage(self.prompt_tokens, self.generated_tokens, &self.figures)

@@ -1,6 +1,6 @@
 //! The body of a request: JSON of bounded size, in bounded time.
 
-use axum::body::Body as HttpBody;
+use axum::body::{Body as HttpBody, HttpBody as _};
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue};
@@ -54,12 +54,17 @@ async fn read(app: &App, body: HttpBody) -> Result<Vec<u8>, ApiError> {
     let refused = |status, code, message: String| {
         ApiError::new(status, "invalid_request_error", code, message)
     };
+    let too_long = || {
+        let message = format!("the body is longer than {most} bytes");
+        refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    };
+    // One that says so need not be sent.
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_long());
+    }
     match timeout(app.config.body_timeout, Limited::new(body, most).collect()).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes().into()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("the body is longer than {most} bytes");
-            Err(refused(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_long()),
         Ok(Err(_)) => Err(ApiError::invalid("invalid_json", "the body ends before its length")),
         Err(_) => {
             let message = "the body did not come in time".to_owned();

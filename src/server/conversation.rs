@@ -3,7 +3,7 @@
 //! A position is found by rendering the conversation once more with a mark in it: up to the mark the
 //! two texts are the same. So it is right for every template, whatever that makes of a message.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::encode;
@@ -42,11 +42,13 @@ pub struct Conversation {
     is_implicit: bool,
 }
 
-/// A place in a message: after so many bytes of its content.
+/// A place in a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Breakpoint {
-    message: usize,
-    bytes: usize,
+enum Breakpoint {
+    /// In a message, after so many bytes of its content.
+    Message { message: usize, bytes: usize },
+    /// Behind a tool.
+    Tool(usize),
 }
 
 /// A rendered conversation.
@@ -58,6 +60,8 @@ pub struct Prompt {
     pub ids: Vec<u32>,
     /// Tokens after which the state is to be kept, ascending.
     pub marks: Vec<usize>,
+    /// Tokens up to the last position that the request itself marked; 0 when it marked none.
+    pub marked_tokens: usize,
 }
 
 impl Conversation {
@@ -80,6 +84,8 @@ impl Conversation {
             breakpoints: Vec::new(),
             is_implicit: true,
         };
+        let marked = conversation.tools.marked.iter().copied();
+        conversation.breakpoints.extend(marked.map(Breakpoint::Tool));
         for (path, message) in list {
             conversation.push(Fields::of(path, message)?)?;
         }
@@ -133,6 +139,11 @@ impl Conversation {
                 return Err(ApiError::value(path.clone(), format!("{path}: expected {roles}")));
             }
         };
+        if message.raw("cache_control").is_some() {
+            // What has no text of its own ends where the text of the next message begins.
+            self.breakpoints
+                .push(Breakpoint::Message { message: self.messages.len() + 1, bytes: 0 });
+        }
         let mut read = Map::new();
         read.insert("role".to_owned(), role.into());
         let content = self.content(&mut message)?;
@@ -189,7 +200,7 @@ impl Conversation {
             text.push_str(&part.need::<String>("text")?);
             let asked = part.raw("prompt_cache_breakpoint").or_else(|| part.raw("cache_control"));
             if asked.is_some() {
-                self.breakpoints.push(Breakpoint { message: index, bytes: text.len() });
+                self.breakpoints.push(Breakpoint::Message { message: index, bytes: text.len() });
             }
         }
         Ok(Some(text))
@@ -200,7 +211,7 @@ impl Conversation {
     /// # Errors
     /// What the template says to it.
     pub fn text(&self, app: &App) -> Result<String, ApiError> {
-        self.render(template_of(app)?, &self.messages)
+        self.render(template_of(app)?, &self.messages, &self.tools.rendered)
     }
 
     /// The tokens, and the positions in them to keep.
@@ -209,7 +220,7 @@ impl Conversation {
     /// What the template says to it.
     pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
         let template = template_of(app)?;
-        let text = self.render(template, &self.messages)?;
+        let text = self.render(template, &self.messages, &self.tools.rendered)?;
         let (mut ids, tail) = match self.replayed(app, template, &text) {
             Some((answer, tail)) => (answer.tokens.to_vec(), tail),
             None => (Vec::new(), text.clone()),
@@ -217,21 +228,31 @@ impl Conversation {
         let tokenizer = &app.model.tokenizer;
         let replayed = ids.len();
         ids.extend(encode(|| tokenizer.encode(&tail, Specials::Parse))?);
-        let mut ends: Vec<usize> =
-            self.places().filter_map(|place| self.end_of(template, &text, place)).collect();
+        let ends: Vec<Option<usize>> =
+            self.places().map(|place| self.end_of(template, &text, place)).collect();
+        // The places that the request marked come first.
+        let marked = ends[..self.breakpoints.len()].iter().flatten().max().copied();
+        let mut ends: Vec<usize> = ends.into_iter().flatten().collect();
         ends.sort_unstable();
         ends.dedup();
         // The texts end alike; what lies before the tail was kept when it was new.
         let mut bytes = text.len().saturating_sub(tail.len());
         ends.retain(|end| replayed == 0 || *end > bytes);
         let mut marks = Vec::with_capacity(ends.len());
+        let mut marked_tokens = 0;
+        // A position may lie inside a token: what ends before that counts.
         for (position, id) in ids.iter().enumerate().skip(replayed) {
             bytes += tokenizer.token_bytes(*id).map_or(0, <[u8]>::len);
             let passed = ends.iter().take_while(|end| **end < bytes).count();
             marks.extend(ends.drain(..passed).filter(|_| position > 0).map(|_| position));
+            if marked.is_some_and(|end| end >= bytes) {
+                marked_tokens = position + 1;
+            }
         }
+        // What is left ends with the prompt itself.
+        marks.extend(ends.first().map(|_| ids.len()));
         marks.dedup();
-        Ok(Prompt { text, ids, marks })
+        Ok(Prompt { text, ids, marks, marked_tokens })
     }
 
     /// The last answer in the conversation whose tokens are remembered, and the text behind it.
@@ -244,15 +265,15 @@ impl Conversation {
             return None;
         }
         let mut messages = self.messages.clone();
-        messages[index] = serde_json::json!({ "role": "assistant", "content": ANSWER });
-        let rendered = self.render(template, &messages).ok()?;
+        messages[index] = json!({ "role": "assistant", "content": ANSWER });
+        let rendered = self.render(template, &messages, &self.tools.rendered).ok()?;
         let (_, tail) = rendered.split_once(ANSWER)?;
         (!tail.contains(ANSWER)).then(|| (answer, tail.to_owned()))
     }
 
     /// The name under which the answer at `index` would be remembered.
     fn key(&self, template: &ChatTemplate, index: usize) -> Option<Key> {
-        let chat = self.chat(&self.messages[..index], true);
+        let chat = self.chat(&self.messages[..index], &self.tools.rendered, true);
         let prompt = template.render(&chat).ok()?;
         let content = self.messages[index]["content"].as_str()?;
         Some(replay::key(&prompt, content, replay::parts(&self.calls[index])))
@@ -269,36 +290,52 @@ impl Conversation {
         let first = turns.first().copied();
         let last = turns.iter().rev().take(MAX_TURN_MARKS).copied();
         let starts: Vec<usize> = first.into_iter().chain(last).collect();
-        let starts = starts.into_iter().map(|message| Breakpoint { message, bytes: 0 });
+        let starts = starts.into_iter().map(|message| Breakpoint::Message { message, bytes: 0 });
         self.breakpoints.iter().copied().chain(starts)
     }
 
     /// Bytes of the rendered `text` up to a place; none when the template does not show it.
     fn end_of(&self, template: &ChatTemplate, text: &str, place: Breakpoint) -> Option<usize> {
-        let mut messages = self.messages.clone();
-        let content = messages[place.message]["content"].as_str()?;
-        let mut marked = String::with_capacity(content.len() + MARK.len_utf8());
-        marked.push_str(&content[..place.bytes]);
-        marked.push(MARK);
-        marked.push_str(&content[place.bytes..]);
-        messages[place.message]["content"] = marked.into();
-        let marked = self.render(template, &messages).ok()?;
+        let marked = match place {
+            Breakpoint::Message { message, bytes } => {
+                let mut messages = self.messages.clone();
+                let content = messages.get(message)?["content"].as_str()?;
+                let (before, after) = content.split_at(bytes);
+                messages[message]["content"] = format!("{before}{MARK}{after}").into();
+                self.render(template, &messages, &self.tools.rendered).ok()?
+            }
+            Breakpoint::Tool(index) => {
+                let mut tools = self.tools.rendered[..=index].to_vec();
+                let function = json!({ "name": MARK.to_string(), "parameters": {} });
+                tools.push(json!({ "type": "function", "function": function }));
+                self.render(template, &self.messages, &tools).ok()?
+            }
+        };
         let same = text.bytes().zip(marked.bytes()).take_while(|(a, b)| a == b).count();
-        (same < text.len()).then_some(same)
+        (marked != text).then_some(same)
     }
 
-    fn chat<'a>(&'a self, messages: &'a [Value], add_generation_prompt: bool) -> text::Chat<'a> {
-        let tools = &self.tools.rendered;
+    fn chat<'a>(
+        &'a self,
+        messages: &'a [Value],
+        tools: &'a [Value],
+        add_generation_prompt: bool,
+    ) -> text::Chat<'a> {
         text::Chat {
             messages,
-            tools: (!tools.is_empty()).then_some(tools.as_slice()),
+            tools: (!tools.is_empty()).then_some(tools),
             add_generation_prompt,
             variables: &self.variables,
         }
     }
 
-    fn render(&self, template: &ChatTemplate, messages: &[Value]) -> Result<String, ApiError> {
-        let chat = self.chat(messages, self.add_generation_prompt);
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Value],
+        tools: &[Value],
+    ) -> Result<String, ApiError> {
+        let chat = self.chat(messages, tools, self.add_generation_prompt);
         let rendered = match self.continues {
             true => template.render_open(&chat),
             false => template.render(&chat),

@@ -103,6 +103,11 @@ impl Fields {
         }
     }
 
+    /// Sets a field, for what reads this object next.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.map.insert(name.to_owned(), value);
+    }
+
     /// Takes fields that are known and change nothing here.
     pub fn ignore(&mut self, names: &[&str]) {
         for name in names {

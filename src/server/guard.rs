@@ -6,8 +6,8 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
 
+use super::anthropic::error_body;
 use super::app::Shared;
 use super::config::{Bind, ServerConfig};
 use super::error::ApiError;
@@ -19,6 +19,8 @@ const MAX_URI_BYTES: usize = 8192;
 const MAX_ID_BYTES: usize = 128;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The name that the SDKs of Anthropic read.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Probes, and what a browser needs before a key can be typed in.
@@ -162,29 +164,13 @@ pub async fn name(mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(RequestName(id.clone()));
     let mut response = next.run(request).await;
     if is_anthropic && let Some(error) = response.extensions().get::<ApiError>() {
-        response = anthropic_error(error, &id);
+        let body = axum::Json(error_body(error, &id));
+        response = (error.status, error.headers(), body).into_response();
     }
     let value = HeaderValue::from_str(&id).expect("it is printable");
+    if is_anthropic {
+        response.headers_mut().insert(REQUEST_ID, value.clone());
+    }
     response.headers_mut().insert(X_REQUEST_ID, value);
     response
-}
-
-/// An error in the shape of Anthropic's API.
-fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
-    let kind = match error.status.as_u16() {
-        401 => "authentication_error",
-        403 => "permission_error",
-        404 | 405 => "not_found_error",
-        413 => "request_too_large",
-        429 => "rate_limit_error",
-        503 => "overloaded_error",
-        400..=499 => "invalid_request_error",
-        _ => "api_error",
-    };
-    let body = json!({
-        "type": "error",
-        "error": { "type": kind, "message": error.message },
-        "request_id": request_id,
-    });
-    (error.status, error.headers(), axum::Json(body)).into_response()
 }

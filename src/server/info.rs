@@ -5,6 +5,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use serde_json::{Map, Value, json};
 
 use super::app::{App, Phase, Shared};
@@ -137,6 +139,11 @@ pub async fn load(State(app): State<Shared>) -> Json<Value> {
         "prompt_backlog": app.engine.prompt_backlog(),
         "pools": { "device": pool(&stats.device), "host": pool(&stats.host) },
     }))
+}
+
+/// `GET /openapi.json`: all routes, for programs.
+pub async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
 }
 
 /// `POST /abort_request`: ends the request that came with the id `request_id`.

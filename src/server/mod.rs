@@ -12,6 +12,7 @@
 //! whether it waits, runs or is parked.
 
 mod answers;
+mod anthropic;
 mod app;
 mod body;
 mod config;
@@ -43,7 +44,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
-use axum::routing::{any, delete, get, post};
+use axum::routing::{delete, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
@@ -89,6 +90,8 @@ fn router(app: &Shared) -> Router {
     let routes = page
         .route("/v1/chat/completions", post(openai::chat::handle))
         .route("/v1/completions", post(openai::completions::handle))
+        .route("/v1/messages", post(anthropic::messages::handle))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
         .route("/v1/models", get(info::models))
         .route("/v1/models/{*id}", get(info::model))
         .route("/tokenize", post(tokens::tokenize))
@@ -104,10 +107,11 @@ fn router(app: &Shared) -> Router {
         .route("/metrics", get(metrics::metrics))
         .route("/v1/engine/snapshot", get(snapshot::snapshot))
         .route("/v1/engine/events", get(snapshot::events))
+        .route("/openapi.json", get(info::openapi))
         .route("/abort_request", post(info::abort))
         .route("/v1/requests/{id}", delete(info::abort_by_path))
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
-        .route("/flush_cache", any(info::reset_prefix_cache))
+        .route("/flush_cache", get(info::reset_prefix_cache).post(info::reset_prefix_cache))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(Arc::clone(app));
@@ -133,8 +137,26 @@ fn cors(config: &ServerConfig) -> CorsLayer {
     CorsLayer::new().allow_origin(allowed).allow_methods(methods).allow_headers(Any)
 }
 
+/// Routes of other servers that clients may look for, by their first part after `/v1/`.
+const NOT_SERVED: [&str; 9] = [
+    "audio",
+    "batches",
+    "embeddings",
+    "files",
+    "images",
+    "moderations",
+    "rerank",
+    "score",
+    "videos",
+];
+
 async fn no_route(request: Request) -> ApiError {
     let path: String = request.uri().path().chars().take(100).collect();
+    let part = path.strip_prefix("/v1/").and_then(|rest| rest.split('/').next());
+    if part.is_some_and(|part| NOT_SERVED.contains(&part)) {
+        let message = format!("{path} is not served: this server continues text, and no more");
+        return ApiError::not_found("route_not_supported", message);
+    }
     let message = format!("there is no route {} {path}", request.method());
     ApiError::not_found("route_not_found", message)
 }

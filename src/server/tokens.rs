@@ -22,21 +22,18 @@ pub async fn tokenize(
     let with_texts = fields.or("return_token_strs", false)?;
     let content: Option<String> = fields.take("content")?;
     let prompt: Option<String> = fields.take("prompt")?;
+    // llama.cpp's field and vLLM's: each goes with the text that goes with it.
+    let for_content = fields.or("add_special", false)?;
+    let for_prompt = fields.or("add_special_tokens", true)?;
+    let ids_of = |text: &str, adds: bool| {
+        encode(|| match adds {
+            true => tokenizer.encode_prompt(text, Specials::Parse),
+            false => tokenizer.encode(text, Specials::Parse),
+        })
+    };
     let ids = match (content, prompt) {
-        (Some(text), _) => {
-            let adds = fields.or("add_special", false)?;
-            encode(|| match adds {
-                true => tokenizer.encode_prompt(&text, Specials::Parse),
-                false => tokenizer.encode(&text, Specials::Parse),
-            })?
-        }
-        (None, Some(text)) => {
-            let adds = fields.or("add_special_tokens", true)?;
-            encode(|| match adds {
-                true => tokenizer.encode_prompt(&text, Specials::Parse),
-                false => tokenizer.encode(&text, Specials::Parse),
-            })?
-        }
+        (Some(text), _) => ids_of(&text, for_content)?,
+        (None, Some(text)) => ids_of(&text, for_prompt)?,
         (None, None) => Conversation::take(&app, &mut fields)?.prompt(&app)?.ids,
     };
     let mut answer = Map::new();

@@ -37,12 +37,20 @@ pub struct Tools {
     pub parallel: bool,
     /// As templates get them.
     pub rendered: Vec<Value>,
+    /// Those behind which the state is to be kept.
+    pub marked: Vec<usize>,
 }
 
 impl Tools {
     /// No tools at all.
     pub fn none() -> Tools {
-        Tools { list: Vec::new(), choice: ToolChoice::None, parallel: true, rendered: Vec::new() }
+        Tools {
+            list: Vec::new(),
+            choice: ToolChoice::None,
+            parallel: true,
+            rendered: Vec::new(),
+            marked: Vec::new(),
+        }
     }
 
     /// Takes `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
@@ -83,6 +91,9 @@ impl Tools {
         if kind != "function" {
             let path = tool.path("type");
             return Err(ApiError::value(path.clone(), format!("{path}: expected function")));
+        }
+        if tool.raw("cache_control").is_some() {
+            self.marked.push(self.list.len());
         }
         let path = tool.path("function");
         let mut function = tool.object("function")?.ok_or_else(|| ApiError::missing(path))?;

@@ -23,7 +23,10 @@ impl Server {
     /// Serves the embedded model on a free port.
     pub fn start(args: &[&str]) -> Server {
         let mut command = program();
-        command.args(["serve", "--port", "0", "--device-memory", "64MiB"]).args(args);
+        command.args(["serve", "--port", "0"]).args(args);
+        if !args.contains(&"--device-memory") {
+            command.args(["--device-memory", "64MiB"]);
+        }
         let spawned = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.expect("the program starts");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
