@@ -11,6 +11,8 @@ mod bodies;
 mod cancel;
 #[path = "server/cli.rs"]
 mod cli;
+#[path = "server/load.rs"]
+mod load;
 #[path = "server/messages.rs"]
 mod messages;
 #[path = "server/metrics.rs"]
@@ -26,3 +28,5 @@ mod streams;
 #[path = "server/support.rs"]
 #[allow(dead_code)] // not every area needs all of it
 mod support;
+#[path = "server/tools.rs"]
+mod tools;

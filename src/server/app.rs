@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 use tokio::sync::watch;
+use tokio::task::block_in_place;
 
 use super::config::ServerConfig;
 use super::error::ApiError;
@@ -134,7 +135,11 @@ impl App {
         let place = self.place(request.n, request.prompt.len());
         let place = place.inspect_err(|error| self.metrics.reject(error))?;
         let (choices, max_tokens) = (request.n, request.max_tokens);
-        let handle = self.engine.submit(request)?;
+        let handle = match request.constraint {
+            // It is compiled, which can take seconds.
+            Some(_) => block_in_place(|| self.engine.submit(request)),
+            None => self.engine.submit(request),
+        }?;
         let watch = Watch::new(&self.metrics, place.since, choices, max_tokens);
         self.live().entry(name.into()).or_default().push(handle.id());
         Ok(Live { handle, place, watch, app: Arc::clone(self), name: name.into() })

@@ -1,7 +1,7 @@
 //! From the messages of a chat to the tokens of a prompt, and the positions in it to keep.
 //!
-//! A position is found by rendering the conversation once more with a mark in it: up to the mark the
-//! two texts are the same. So it is right for every template, whatever that makes of a message.
+//! A position is found by rendering the conversation once more with a mark in it: up to the mark
+//! the two texts are the same. So it is right for every template, whatever that makes of a message.
 
 use serde_json::{Map, Value, json};
 

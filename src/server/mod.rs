@@ -1,4 +1,5 @@
-//! An HTTP server over an engine, with the routes that clients of OpenAI's and Anthropic's APIs use.
+//! An HTTP server over an engine, with the routes that clients of OpenAI's and Anthropic's APIs
+//! use.
 //!
 //! ```text
 //!  connection --listen--> guard (name, host, key) --> body (JSON) --> fields --> request::Request
@@ -7,9 +8,9 @@
 //! ```
 //!
 //! The engine keeps its own thread; the server has a runtime of its own and talks to it only by
-//! requests and events. A request that can never run is refused before any header is sent; a client
-//! that leaves drops its [`Handle`](crate::engine::Handle), which cancels its request within a step,
-//! whether it waits, runs or is parked.
+//! requests and events. A request that can never run is refused before any header is sent; a
+//! client that leaves drops its [`Handle`](crate::engine::Handle), which cancels its request within
+//! a step, whether it waits, runs or is parked.
 
 mod answers;
 mod anthropic;

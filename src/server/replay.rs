@@ -1,9 +1,9 @@
 //! The tokens of answers, for conversations that send them back.
 //!
 //! A client sends an answer back as text, and tool calls as JSON of its own making. Rendered and
-//! encoded again they may be other tokens than those that were drawn, and the state behind the answer
-//! would not be found. So the tokens are remembered: a conversation that goes on from an answer gets
-//! the very tokens of its prompt and of the answer, and then those of what is new.
+//! encoded again they may be other tokens than those that were drawn, and the state behind the
+//! answer would not be found. So the tokens are remembered: a conversation that goes on from an
+//! answer gets the very tokens of its prompt and of the answer, and then those of what is new.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,8 +42,8 @@ pub struct Answer {
     pub reasoning: Arc<str>,
 }
 
-/// The name of an answer to `prompt`. Calls are told apart by tools and arguments, and arguments that
-/// are JSON by what they mean: spaces and the order of keys are the client's.
+/// The name of an answer to `prompt`. Calls are told apart by tools and arguments, and arguments
+/// that are JSON by what they mean: spaces and the order of keys are the client's.
 pub fn key<'a>(
     prompt: &str,
     content: &str,
@@ -128,7 +128,7 @@ mod tests {
         let there: Vec<bool> = (0..5).map(|n| replay.get(name(n)).is_some()).collect();
         assert_eq!(there, [false, true, true, true, true]);
         replay.put(name(4), answer(1));
-        replay.put(name(5), answer(MAX_TOKENS / 4));
+        replay.put(name(5), answer(MAX_TOKENS / 4 - 1));
         assert!(
             replay.get(name(1)).is_some(),
             "a new form of an answer takes the place of the old"

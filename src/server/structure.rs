@@ -1,10 +1,11 @@
 //! What an answer may be: `response_format` of OpenAI's API and `structured_outputs` of vLLM's.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::request::Constraint;
+use crate::text::{AnswerFormat, json_grammar, lark_literal};
 
 /// Takes both fields, of which one may constrain the answer.
 ///
@@ -20,6 +21,23 @@ pub fn take(fields: &mut Fields) -> Result<Option<Constraint>, ApiError> {
         }
         (outputs, format) => Ok(outputs.or(format)),
     }
+}
+
+/// The same of a model that may reason first, or has marks of its own around its answers. A grammar
+/// is taken for that of the whole answer.
+pub fn enclose(asked: Constraint, format: &AnswerFormat, prompt: &str) -> Constraint {
+    let json = |schema: &Value| json_grammar(schema).ok().map(|grammar| format!("%json {grammar}"));
+    let content = match &asked {
+        Constraint::JsonObject => json(&json!({ "type": "object" })),
+        Constraint::JsonSchema(schema) => json(schema),
+        Constraint::Regex(regex) => Some(format!("/{}/", regex.replace('/', "\\/"))),
+        Constraint::Choice(texts) => {
+            Some(texts.iter().map(|text| lark_literal(text)).collect::<Vec<_>>().join(" | "))
+        }
+        Constraint::Grammar(_) => None,
+    };
+    let enclosed = content.and_then(|content| format.enclose(&content, prompt));
+    enclosed.map_or(asked, Constraint::Grammar)
 }
 
 fn structured_outputs(mut fields: Fields) -> Result<Constraint, ApiError> {

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::request::Constraint;
+use super::structure;
+use crate::request::{Constraint, Request};
 use crate::text::{AnswerFormat, Tool};
 
 /// Most tools of a request.
@@ -145,8 +146,37 @@ impl Tools {
         Tools { choice, ..self }
     }
 
+    /// Holds the answer to `prompt` to a call of the tool that must be called, or to its format in
+    /// the model's own marks, and shows those that the answer is taken apart by. True when a call
+    /// is forced.
+    ///
+    /// # Errors
+    /// Both at once; `field` is what asked for the format.
+    pub fn hold(
+        &self,
+        request: &mut Request,
+        format: &AnswerFormat,
+        prompt: &str,
+        field: &str,
+    ) -> Result<bool, ApiError> {
+        if format.shows_specials() {
+            request.skip_special_tokens = false;
+        }
+        let forced = self.force(format, prompt);
+        let is_forced = forced.is_some();
+        request.constraint = match (forced, request.constraint.take()) {
+            (Some(_), Some(_)) => {
+                let message = format!("a tool that must be called and {field} exclude each other");
+                return Err(ApiError::value("tool_choice", message));
+            }
+            (Some(forced), None) => Some(forced),
+            (None, asked) => asked.map(|asked| structure::enclose(asked, format, prompt)),
+        };
+        Ok(is_forced)
+    }
+
     /// What makes the model call a tool that it must call, in an answer to `prompt`.
-    pub fn force(&self, format: &AnswerFormat, prompt: &str) -> Option<Constraint> {
+    fn force(&self, format: &AnswerFormat, prompt: &str) -> Option<Constraint> {
         let grammar = match &self.choice {
             ToolChoice::None | ToolChoice::Auto => None,
             ToolChoice::Required => format.force(&self.list, self.parallel, prompt),

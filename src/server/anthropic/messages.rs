@@ -104,16 +104,8 @@ impl Message {
         (request.prompt, request.checkpoint_at) =
             (prompt.ids.clone(), mem::take(&mut prompt.marks));
         let format = &app.model.format;
-        let forced = tools.force(format, &prompt.text);
-        if forced.is_some() && request.constraint.is_some() {
-            let message = "a tool that must be called and output_config.format exclude each other";
-            return Err(ApiError::value("tool_choice", message));
-        }
-        let parser = AnswerParser::new(format, tools.callable(), &prompt.text, forced.is_some());
-        request.constraint = request.constraint.or(forced);
-        if format.shows_specials() {
-            request.skip_special_tokens = false;
-        }
+        let is_forced = tools.hold(&mut request, format, &prompt.text, "output_config.format")?;
+        let parser = AnswerParser::new(format, tools.callable(), &prompt.text, is_forced);
         let answers = Answers::new(app.submit(request, &request_id)?, prompt_tokens, patience);
         Ok(Message {
             app: app.clone(),

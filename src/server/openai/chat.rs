@@ -129,19 +129,9 @@ impl Chat {
         request.max_tokens = params::room(app, prompt_tokens, max_tokens, None)?;
         (request.prompt, request.checkpoint_at) =
             (prompt.ids.clone(), mem::take(&mut prompt.marks));
-        let forced = tools.force(&app.model.format, &prompt.text);
-        if forced.is_some() && request.constraint.is_some() {
-            let message =
-                "a tool that must be called and a format of the answer exclude each other";
-            return Err(ApiError::value("tool_choice", message));
-        }
-        let is_forced = forced.is_some();
-        request.constraint = request.constraint.or(forced);
-        if app.model.format.shows_specials() {
-            request.skip_special_tokens = false;
-        }
-        let parser =
-            || AnswerParser::new(&app.model.format, tools.callable(), &prompt.text, is_forced);
+        let format = &app.model.format;
+        let is_forced = tools.hold(&mut request, format, &prompt.text, "response_format")?;
+        let parser = || AnswerParser::new(format, tools.callable(), &prompt.text, is_forced);
         let choices = (0..request.n).map(|_| Choice::new(parser())).collect();
         let with_logprobs = request.sampling.logprobs.is_some();
         let answers = Answers::new(app.submit(request, name)?, prompt_tokens, patience);

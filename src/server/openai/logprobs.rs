@@ -35,7 +35,10 @@ fn finite(logprob: f32) -> f64 {
 
 /// An element of `logprobs.content` of a chat's choice.
 pub fn chat(names: TokenNames<'_>, id: u32, logprobs: &Logprobs) -> Value {
-    let entry = |id: u32, logprob: f32| json!({ "token": names.of(id), "logprob": finite(logprob), "bytes": names.bytes(id) });
+    let entry = |id: u32, logprob: f32| {
+        let (token, bytes) = (names.of(id), names.bytes(id));
+        json!({ "token": token, "logprob": finite(logprob), "bytes": bytes })
+    };
     let mut token = entry(id, logprobs.chosen);
     let top: Vec<Value> = logprobs.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
     token["top_logprobs"] = top.into();
