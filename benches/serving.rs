@@ -77,6 +77,7 @@ fn serve(engine: Engine, tokenizer: &std::sync::Arc<Tokenizer>, text: &TextFiles
     thread::spawn(move || {
         let outcome = server::run(engine, model, config, |place| {
             ready.send(place.clone()).expect("somebody waits");
+            Ok(())
         });
         outcome.expect("it serves");
     });

@@ -5,8 +5,9 @@
 
 use serde_json::{Map, Value, json};
 
+use tokio::task::block_in_place;
+
 use super::app::App;
-use super::encode;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::replay::{self, Answer, Key};
@@ -214,11 +215,16 @@ impl Conversation {
         self.render(template_of(app)?, &self.messages, &self.tools.rendered)
     }
 
-    /// The tokens, and the positions in them to keep.
+    /// The tokens, and the positions in them to keep. Takes a processor for a while, and no other
+    /// connection waits for it.
     ///
     /// # Errors
     /// What the template says to it.
     pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
+        block_in_place(|| self.encoded(app))
+    }
+
+    fn encoded(&self, app: &App) -> Result<Prompt, ApiError> {
         let template = template_of(app)?;
         let text = self.render(template, &self.messages, &self.tools.rendered)?;
         let (mut ids, tail) = match self.replayed(app, template, &text) {
@@ -227,7 +233,8 @@ impl Conversation {
         };
         let tokenizer = &app.model.tokenizer;
         let replayed = ids.len();
-        ids.extend(encode(|| tokenizer.encode(&tail, Specials::Parse))?);
+        let new = tokenizer.encode(&tail, Specials::Parse);
+        ids.extend(new.map_err(|error| ApiError::failed(error.to_string()))?);
         let ends: Vec<Option<usize>> =
             self.places().map(|place| self.end_of(template, &text, place)).collect();
         // The places that the request marked come first.

@@ -65,7 +65,7 @@ fn free_pages(server: &Server) -> Vec<u64> {
 fn resident_mib(server: &Server) -> usize {
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.id())).expect("Linux");
     let pages: usize = statm.split(' ').nth(1).and_then(|text| text.parse().ok()).expect("pages");
-    pages * 4096 >> 20
+    (pages * 4096) >> 20
 }
 
 #[test]
