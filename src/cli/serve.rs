@@ -57,7 +57,9 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
     );
     let outcome = server::run(engine, model, config, |place| {
         let seconds = start.elapsed().as_secs_f64();
-        eprintln!("ready in {seconds:.1} s: {place}  {ready}");
+        // In one piece: scripts read the address while it is written.
+        let line = format!("ready in {seconds:.1} s: {place}  {ready}\n");
+        eprint!("{line}");
         tell_port(args.listen.port_file.as_deref(), place)
     });
     match outcome.map_err(listen)? {

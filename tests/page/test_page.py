@@ -34,8 +34,8 @@ def serving(program, *args):
                 if server.poll() is not None:
                     sys.exit(f"the server did not start:\n{said.read()}")
                 said.seek(0)
-                address = re.search(r"http://[\w.:\[\]]+", said.read())
-            yield address.group()
+                address = re.search(r"(http://[\w.:\[\]]+)\s", said.read())
+            yield address.group(1)
         finally:
             server.kill()
             server.wait()
