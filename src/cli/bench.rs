@@ -6,12 +6,11 @@ mod speed;
 mod spread;
 mod system;
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand};
 use kernels::Isa;
 
 use super::CliError;
+use super::common::JsonArgs;
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
@@ -38,15 +37,9 @@ pub enum Bench {
 /// Where a measurement without a model reports to.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Print one JSON object on one line instead of the table, or write it to FILE beside it.
-    #[arg(
-        long,
-        value_name = "FILE",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "-"
-    )]
-    pub json: Option<PathBuf>,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub json: JsonArgs,
     /// Say nothing on standard error but errors.
     #[arg(short, long)]
     pub quiet: bool,

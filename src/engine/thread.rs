@@ -39,7 +39,7 @@ pub(super) struct Desk {
     /// Whether requests are taken. Held for reading while one is sent, so that none is sent after
     /// the engine was told to drain.
     open: RwLock<bool>,
-    /// Prompt tokens of requests that were sent and that the thread has not taken in yet.
+    /// Prompt tokens of requests that were sent and that the stats do not count yet.
     unseen_tokens: AtomicUsize,
     /// When the thread last got on with its work; none while it has none.
     beat: Mutex<Option<Instant>>,
@@ -117,7 +117,7 @@ pub(super) fn spawn<E: Executor + Send + 'static>(
     desk: Arc<Desk>,
 ) -> std::io::Result<JoinHandle<()>> {
     let (listeners, drains, viewed) = (HashMap::new(), Vec::new(), None);
-    let looped = Loop { core, commands, desk, listeners, drains, viewed };
+    let looped = Loop { core, commands, desk, listeners, drains, untold_tokens: 0, viewed };
     Builder::new().name("deltapool-engine".to_owned()).spawn(move || looped.run())
 }
 
@@ -127,6 +127,8 @@ struct Loop<E> {
     desk: Arc<Desk>,
     listeners: HashMap<RequestId, Listener>,
     drains: Vec<Sender<()>>,
+    /// Prompt tokens that were taken in since the stats were last told.
+    untold_tokens: usize,
     /// When the view was last taken; none once nothing has happened since.
     viewed: Option<Instant>,
 }
@@ -177,11 +179,8 @@ impl<E: Executor> Loop<E> {
             match command {
                 Ok(Command::Submit { id, request, seed, events }) => {
                     self.listeners.insert(id, Listener { events, open: request.n });
-                    let tokens = request.prompt.len();
+                    self.untold_tokens += request.prompt.len();
                     self.core.submit(id, request, seed);
-                    // Counted twice for a moment rather than not at all.
-                    self.tell_stats();
-                    self.desk.unseen_tokens.fetch_sub(tokens, Ordering::Relaxed);
                 }
                 Ok(Command::Cancel(id)) => self.core.cancel(id),
                 Ok(Command::CancelAll) => self.core.cancel_all(),
@@ -197,9 +196,17 @@ impl<E: Executor> Loop<E> {
         }
     }
 
-    fn tell_stats(&self) {
+    fn tell_stats(&mut self) {
         let stats = self.core.stats();
         self.desk.told().stats = stats;
+        self.tell_taken();
+    }
+
+    /// The stats that were just told count what was taken in: twice for a moment, rather than not
+    /// at all.
+    fn tell_taken(&mut self) {
+        let tokens = std::mem::take(&mut self.untold_tokens);
+        self.desk.unseen_tokens.fetch_sub(tokens, Ordering::Relaxed);
     }
 
     fn tell_view(&self) {
@@ -228,6 +235,7 @@ impl<E: Executor> Loop<E> {
             told.steps.push(last);
         }
         drop(told);
+        self.tell_taken();
         for (id, event) in events {
             let listener = self.listeners.get_mut(&id).expect("a request has a listener");
             listener.open -= usize::from(event.finish.is_some());

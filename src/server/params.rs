@@ -82,6 +82,17 @@ pub struct Delivery {
     pub metrics: bool,
 }
 
+impl Delivery {
+    /// Adds the usage so far to a chunk, or the null that stands for it until the last.
+    pub fn add_usage(self, chunk: &mut Value, usage: impl FnOnce() -> Value) {
+        if self.continuous_usage {
+            chunk["usage"] = usage();
+        } else if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+    }
+}
+
 /// Takes the common fields.
 ///
 /// # Errors

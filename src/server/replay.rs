@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
+use super::conversation::Prompt;
 use super::tools::Call;
+use crate::request::{FinishReason, StopCause};
 
 /// Tokens remembered, four bytes each: 64 MiB. The oldest answers are forgotten first.
 const MAX_TOKENS: usize = 1 << 24;
@@ -81,8 +83,29 @@ impl Replay {
         answers.by_key.get(&key).cloned()
     }
 
+    /// Remembers what was drawn for `prompt`, for a conversation that goes on from it, unless it
+    /// ended inside what it said or not at all. The token that ends an answer is the template's to
+    /// write.
+    pub fn remember<'a>(
+        &self,
+        prompt: &Prompt,
+        drawn: &[u32],
+        reason: &FinishReason,
+        (reasoning, content): (&str, &str),
+        calls: impl Iterator<Item = (&'a str, &'a str)>,
+    ) {
+        let drawn = match reason {
+            FinishReason::Stop(StopCause::Eos) => &drawn[..drawn.len() - 1],
+            FinishReason::Length | FinishReason::Stop(StopCause::Constraint) => drawn,
+            _ => return,
+        };
+        let tokens = [prompt.ids.as_slice(), drawn].concat().into();
+        let answer = Answer { tokens, reasoning: reasoning.into() };
+        self.put(key(&prompt.text, content, calls), answer);
+    }
+
     /// Remembers an answer. One that two requests gave in different tokens is that of the later.
-    pub fn put(&self, key: Key, answer: Answer) {
+    fn put(&self, key: Key, answer: Answer) {
         if answer.tokens.len() > MAX_TOKENS {
             return;
         }

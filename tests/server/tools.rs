@@ -185,3 +185,34 @@ fn a_turn_after_a_tool_call_goes_on_from_the_state_behind_it() {
     let second = server.post("/v1/chat/completions", &body(&messages, "none")).json();
     assert!(cached(&second) >= absorbed, "{} of {absorbed}", cached(&second));
 }
+
+/// The same in Anthropic's API, whose calls are blocks.
+#[test]
+fn a_turn_after_a_tool_use_goes_on_from_the_state_behind_it() {
+    let server = Server::start(&[]);
+    let mut tool = weather()[0]["function"].clone();
+    tool["input_schema"] = tool.as_object_mut().expect("an object").remove("parameters").into();
+    let question = format!("How is the weather? {}", "Tell me all of it. ".repeat(30));
+    let mut messages = vec![json!({"role": "user", "content": question})];
+    let body = |messages: &[Value], choice: &str| {
+        let choice = json!({"type": choice});
+        json!({
+            "model": "tiny", "messages": messages, "tools": [tool], "tool_choice": choice,
+            "seed": 3, "max_tokens": 200,
+        })
+    };
+    let mut first = body(&messages, "any");
+    first["tool_choice"]["disable_parallel_tool_use"] = true.into();
+    let first = server.post("/v1/messages", &first).json();
+    assert_eq!(first["stop_reason"], "tool_use", "{first}");
+    let usage = &first["usage"];
+    let count = |name: &str| usage[name].as_u64().expect("a number");
+    let absorbed = count("input_tokens") + count("output_tokens") - 1;
+    let id = first["content"][0]["id"].clone();
+    messages.push(json!({"role": "assistant", "content": first["content"]}));
+    let result = json!({"type": "tool_result", "tool_use_id": id, "content": "It rains."});
+    messages.push(json!({"role": "user", "content": [result]}));
+    let second = server.post("/v1/messages", &body(&messages, "none")).json();
+    let cached = second["usage"]["cache_read_input_tokens"].as_u64().expect("a number");
+    assert!(cached >= absorbed, "{cached} of {absorbed}: {second}");
+}

@@ -58,7 +58,7 @@ pub fn run(args: &MachineArgs, isa: Isa) -> Result<(), CliError> {
     bar.finish_and_clear();
     let machine = Machine::this(isa);
     let report = Report { machine, array_bytes: args.array, limits: measured? };
-    let target = JsonTarget::new(args.report.json.as_deref());
+    let target = args.report.json.target();
     if target != JsonTarget::Output {
         print(&report.to_string())?;
     }

@@ -128,7 +128,7 @@ pub fn run(args: &ReuseArgs) -> Result<(), CliError> {
     };
     let outcome = replay(&workload, &setup, args.report.quiet)?;
     let report = Report::new(&workload, &sizes, &setup, &outcome);
-    let target = JsonTarget::new(args.report.json.as_deref());
+    let target = args.report.json.target();
     if target != JsonTarget::Output {
         print(&format!("{report}\n"))?;
     }

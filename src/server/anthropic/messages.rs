@@ -19,7 +19,6 @@ use crate::server::error::ApiError;
 use crate::server::guard::RequestName;
 use crate::server::openai::Ignored;
 use crate::server::params::{self, Common};
-use crate::server::replay::{self, Answer};
 use crate::server::{random_id, sse, structure};
 use crate::text::AnswerParser;
 
@@ -137,7 +136,10 @@ impl Message {
         }
         let Some(finish) = &event.finish else { return Ok(None) };
         self.blocks.close();
-        self.remember(&finish.reason);
+        let (said, thought) = self.blocks.texts();
+        let calls = self.blocks.calls().map(|call| (call.name.as_str(), call.arguments.as_str()));
+        let texts = (thought.as_str(), said.as_str());
+        self.app.replay.remember(&self.prompt, &self.tokens, &finish.reason, texts, calls);
         let reason = match &finish.reason {
             FinishReason::Stop(StopCause::Text(text)) => ("stop_sequence", text.as_str().into()),
             FinishReason::Stop(_) if self.blocks.has_calls() => ("tool_use", Value::Null),
@@ -146,22 +148,6 @@ impl Message {
             _ => ("max_tokens", Value::Null),
         };
         Ok(Some(reason))
-    }
-
-    /// Remembers the tokens of the answer, for a conversation that goes on from it.
-    fn remember(&self, reason: &FinishReason) {
-        let tokens = match reason {
-            // The token that ends an answer is the template's to write.
-            FinishReason::Stop(StopCause::Eos) => self.tokens.split_last().map(|(_, rest)| rest),
-            FinishReason::Length => Some(self.tokens.as_slice()),
-            _ => None,
-        };
-        let Some(tokens) = tokens else { return };
-        let (said, thought) = self.blocks.texts();
-        let calls = self.blocks.calls().map(|call| (call.name.as_str(), call.arguments.as_str()));
-        let key = replay::key(&self.prompt.text, &said, calls);
-        let tokens = [self.prompt.ids.as_slice(), tokens].concat().into();
-        self.app.replay.put(key, Answer { tokens, reasoning: thought.into() });
     }
 
     /// What the answer has cost so far. What was not computed is known when it ends.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::Ignored;
 use super::logprobs::{self, TokenNames};
 use super::message::Message;
-use crate::request::{Event, FinishReason, StopCause};
+use crate::request::Event;
 use crate::server::answers::{Answers, failure, metrics};
 use crate::server::app::{App, Shared};
 use crate::server::body::Body;
@@ -20,7 +20,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::guard::RequestName;
 use crate::server::params::{self, Common, Delivery};
-use crate::server::replay::{self, Answer};
+use crate::server::replay;
 use crate::server::{now, random_id, sse, structure};
 use crate::text::AnswerParser;
 
@@ -185,24 +185,12 @@ impl Chat {
             {
                 *reason = "tool_calls";
             }
-            self.remember(event.choice, &finish.reason);
+            let Choice { tokens, message, .. } = &self.choices[event.choice];
+            let said = (message.reasoning.as_str(), message.content.as_str());
+            let calls = replay::parts(&message.calls);
+            self.app.replay.remember(&self.prompt, tokens, &finish.reason, said, calls);
         }
         Ok(event.choice)
-    }
-
-    /// Remembers the tokens of an answer, for a conversation that goes on from it.
-    fn remember(&self, index: usize, reason: &FinishReason) {
-        let Choice { tokens, message, .. } = &self.choices[index];
-        let mut all = self.prompt.ids.clone();
-        match reason {
-            // The token that ends an answer is the template's to write.
-            FinishReason::Stop(StopCause::Eos) => all.extend(&tokens[..tokens.len() - 1]),
-            FinishReason::Length | FinishReason::Stop(StopCause::Constraint) => all.extend(tokens),
-            _ => return,
-        }
-        let key = replay::key(&self.prompt.text, &message.content, replay::parts(&message.calls));
-        let reasoning = message.reasoning.as_str().into();
-        self.app.replay.put(key, Answer { tokens: all.into(), reasoning });
     }
 
     /// The fields of a choice beside its message or delta.
@@ -230,15 +218,12 @@ impl Chat {
     }
 
     async fn collect(mut self) -> Result<Value, ApiError> {
-        let mut reasons = vec![None; self.choices.len()];
         while let Some(event) = self.answers.next().await {
-            let index = self.take_in(event?)?;
-            // The last word of a choice, kept until all have ended.
-            reasons[index] = self.choices[index].finish.take();
+            self.take_in(event?)?;
         }
-        let mut choices = Vec::with_capacity(reasons.len());
-        for (index, reason) in reasons.into_iter().enumerate() {
-            let (reason, stop) = reason.unzip();
+        let mut choices = Vec::with_capacity(self.choices.len());
+        for index in 0..self.choices.len() {
+            let (reason, stop) = self.choices[index].finish.take().unzip();
             let mut choice = Map::new();
             choice.insert("index".to_owned(), index.into());
             choice.insert("message".to_owned(), self.choices[index].message.to_json());
@@ -260,11 +245,7 @@ impl Chat {
 
     fn chunk(&self, choice: Value) -> String {
         let mut object = self.object("chat.completion.chunk", vec![choice]);
-        if self.delivery.continuous_usage {
-            object["usage"] = self.answers.usage();
-        } else if self.delivery.include_usage {
-            object["usage"] = Value::Null;
-        }
+        self.delivery.add_usage(&mut object, || self.answers.usage());
         sse::event(None, &object)
     }
 
@@ -321,8 +302,7 @@ impl sse::Source for Chat {
                 }
                 Err(error) => {
                     self.is_done = true;
-                    let error = json!({ "error": error.object() });
-                    return Some(sse::event(None, &error) + sse::DONE);
+                    return Some(super::broken_off(&error));
                 }
             }
         }

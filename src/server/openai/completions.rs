@@ -270,14 +270,8 @@ impl Completion {
     }
 
     async fn collect(mut self) -> Result<Value, ApiError> {
-        let mut reasons = vec![None; self.choices.len()];
         while let Some((prompt, event)) = self.answers.next().await {
-            let index = self.take_in(prompt, event?)?;
-            // The last word of a choice, kept until all have ended.
-            reasons[index] = self.choices[index].finish.take();
-        }
-        for (choice, reason) in self.choices.iter_mut().zip(reasons) {
-            choice.finish = reason.or(choice.finish.take());
+            self.take_in(prompt, event?)?;
         }
         let choices = (0..self.choices.len()).map(|index| self.part(index)).collect();
         let mut object = self.object(choices);
@@ -296,11 +290,7 @@ impl Completion {
     fn chunk(&mut self, index: usize) -> Value {
         let part = self.part(index);
         let mut object = self.object(vec![part]);
-        if self.delivery.continuous_usage {
-            object["usage"] = self.answers.usage();
-        } else if self.delivery.include_usage {
-            object["usage"] = Value::Null;
-        }
+        self.delivery.add_usage(&mut object, || self.answers.usage());
         object
     }
 
@@ -332,8 +322,7 @@ impl sse::Source for Completion {
                 Ok(_) => {}
                 Err(error) => {
                     self.is_done = true;
-                    let error = json!({ "error": error.object() });
-                    return Some(sse::event(None, &error) + sse::DONE);
+                    return Some(super::broken_off(&error));
                 }
             }
         }
