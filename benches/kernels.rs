@@ -269,8 +269,8 @@ fn latent_attention(c: &mut Criterion) {
     let (arena, tables) = cached(1024, shape.row());
     let up = values(shape.heads * 256 * shape.rank, 1);
     let up = Matrix::new(shape.heads * 256, shape.rank, Values::F32(&up));
-    let packed_up = mla::Up::new(shape, up).expect("memory");
-    let mut scratch = Scratch::new(1, mla::scratch_len(shape));
+    let packed_up = mla::Up::new(shape, up, None).expect("memory");
+    let mut scratch = Scratch::new(1, mla::scratch_len(shape, 64));
     let mut work = mla::Workspace::new(shape, 64);
     for (name, rows, form, absorbed_from) in
         [("expanded", 64, Form::Chunk, 64), ("absorbed", 1, Form::Step, 0)]
@@ -320,7 +320,7 @@ fn grouped_attention(c: &mut Criterion) {
     };
     let mut out = vec![0.0; rows * 8 * 128];
     let mut scratch = Scratch::new(1, gqa::scratch_len(shape));
-    let mut tasks = Vec::new();
+    let mut work = gqa::Workspace::new(shape, rows);
     let title = "gqa 64 rows at 1,024, 8 heads over 2 of 128";
     let mut group = group(c, title, Throughput::Elements(rows as u64));
     group.bench_function("naive", |b| {
@@ -329,7 +329,7 @@ fn grouped_attention(c: &mut Criterion) {
     group.bench_function(cpu.isa.name(), |b| {
         b.iter(|| {
             let out = RowsMut::new(black_box(&mut out), 8 * 128);
-            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut tasks, out);
+            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, out);
         });
     });
 }

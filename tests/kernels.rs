@@ -400,7 +400,7 @@ fn mla_matches_the_oracle_in_both_forms() {
             mla::write(shape, (std::slice::from_ref(&span), &tables), all, &mut arena, place);
             let up = case.values("kv_b_proj");
             let up = Matrix::new(up.len() / shape.rank, shape.rank, Values::F32(up));
-            let packed_up = mla::Up::new(shape, up).expect("memory");
+            let packed_up = mla::Up::new(shape, up, None).expect("memory");
             let inputs = mla::Inputs { q: Rows::new(&q, shape.heads * shape.query()), up };
             let width = shape.heads * shape.value_dim;
             for absorbed_from in [0, t / 2, t] {
@@ -420,7 +420,8 @@ fn mla_matches_the_oracle_in_both_forms() {
                     oracle_tolerance(place),
                     |out| mla::naive::attend(shape, inputs, paged, RowsMut::new(out, width)),
                     |cpu, out| {
-                        let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+                        let mut scratch =
+                            Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, t));
                         scratch.fill(f32::NAN);
                         let out = RowsMut::new(out, width);
                         let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
@@ -487,8 +488,10 @@ fn paged_gqa_matches_the_oracle() {
                 |cpu, out| {
                     let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
                     scratch.fill(f32::NAN);
-                    let (tasks, out) = (&mut Vec::new(), RowsMut::new(out, width));
-                    gqa::attend(cpu, shape, q, paged, &mut scratch, tasks, out);
+                    let mut work = gqa::Workspace::new(shape, q.count());
+                    work.fill(f32::NAN);
+                    let out = RowsMut::new(out, width);
+                    gqa::attend(cpu, shape, q, paged, &mut scratch, &mut work, out);
                 },
             );
         }
@@ -1187,7 +1190,7 @@ fn attention_over_several_segments_matches_its_definition() {
     let latents = random.normals(len * shape.row());
     let up = random.normals(shape.heads * 22 * shape.rank);
     let up = Matrix::new(66, shape.rank, Values::F32(&up));
-    let packed_up = mla::Up::new(shape, up).expect("memory");
+    let packed_up = mla::Up::new(shape, up, None).expect("memory");
     let last = 70;
     let q = random.normals(last * shape.heads * shape.query());
     for place in PLACES {
@@ -1206,7 +1209,7 @@ fn attention_over_several_segments_matches_its_definition() {
         let mut expected = poisoned(last * width);
         mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
         for cpu in cpus() {
-            let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape));
+            let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, last));
             scratch.fill(f32::NAN);
             let mut out = poisoned(last * width);
             let rows = RowsMut::new(&mut out, width);
@@ -1216,6 +1219,61 @@ fn attention_over_several_segments_matches_its_definition() {
             mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
             let what = format!("{}, {place:?}", cpu.isa.name());
             assert_close(&what, &out, &expected, 1e-5);
+        }
+    }
+}
+
+/// Both forms, over two segments, and widths that fill no group.
+#[test]
+fn a_quantised_up_projection_matches_its_definition_in_both_forms() {
+    let mut random = Random::new(57);
+    let len = 1_100;
+    for (shape, place) in [
+        (mla::Shape { heads: 3, nope: 10, rope: 6, value_dim: 12, rank: 20 }, PLACES[0]),
+        (mla::Shape { heads: 2, nope: 64, rope: 8, value_dim: 33, rank: 96 }, PLACES[1]),
+    ] {
+        let latents = random.normals(len * shape.row());
+        let outputs = shape.heads * (shape.nope + shape.value_dim);
+        let up = random.normals(outputs * shape.rank);
+        let up = Matrix::new(outputs, shape.rank, Values::F32(&up));
+        let block_bytes = BLOCK_LEN * shape.row() * place.dtype.bytes();
+        let tables = reversed_table(len, block_bytes);
+        let mut arena = poisoned_arena(tables.len() * block_bytes);
+        let mut span = ragged(&[len], Form::Chunk, 0, true).remove(0);
+        span.table = 0..tables.len();
+        let all = Rows::new(&latents, shape.row());
+        write_rows((std::slice::from_ref(&span), &tables), all, shape.row(), &mut arena, place);
+        let rows = 9;
+        // Small, so that a row attends to many positions.
+        let q: Vec<f32> =
+            random.normals(rows * shape.heads * shape.query()).iter().map(|q| q * 0.02).collect();
+        let q = Rows::new(&q, shape.heads * shape.query());
+        let spans = [Span { rows, start: len - rows, absorbed_from: 5, ..span }];
+        let spans = Spans::new(&spans, &[], rows, 0);
+        let paged = Paged { spans, tables: &tables, arena: &arena, place };
+        let width = shape.heads * shape.value_dim;
+        let inputs = mla::Inputs { q, up };
+        let mut exact = poisoned(rows * width);
+        mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut exact, width));
+        for (quantization, loss) in [(Quantization::Q8, 0.02), (Quantization::Q4, 0.2)] {
+            let packed_up = mla::Up::new(shape, up, Some(quantization)).expect("memory");
+            let mut expected = poisoned(rows * width);
+            let out = RowsMut::new(&mut expected, width);
+            mla::naive::attend_quantized(shape, quantization, inputs, paged, out);
+            let what = format!("{}, {shape:?}", quantization.as_str());
+            assert_close(&format!("{what}: the definition"), &expected, &exact, loss);
+            for cpu in cpus() {
+                let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, rows));
+                scratch.fill(f32::NAN);
+                let mut work = mla::Workspace::new(shape, rows);
+                work.fill(f32::NAN);
+                let mut out = poisoned(rows * width);
+                let inputs = mla::Inputs { q, up: &packed_up };
+                let target = RowsMut::new(&mut out, width);
+                mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, target);
+                // Another order of sums may round a latent to the next of its 255 values.
+                assert_close(&format!("{what}, {}", cpu.isa.name()), &out, &expected, 5e-4);
+            }
         }
     }
 }
@@ -1241,7 +1299,7 @@ fn absorbed_heads_keep_their_bits_in_any_company() {
         let q = random.normals(rows * shape.heads * shape.query());
         let q = Rows::new(&q, shape.heads * shape.query());
         let up = Matrix::new(heads * 22, shape.rank, Values::F32(&up));
-        let packed_up = mla::Up::new(shape, up).expect("memory");
+        let packed_up = mla::Up::new(shape, up, None).expect("memory");
         let spans = [Span { rows, start: len - rows, absorbed_from: 0, ..span }];
         let spans = Spans::new(&spans, &[], rows, 0);
         let paged = Paged { spans, tables: &tables, arena: &arena, place };
@@ -1253,7 +1311,7 @@ fn absorbed_heads_keep_their_bits_in_any_company() {
             let mut first: Option<Vec<f32>> = None;
             for threads in [1, 2, 3, 7] {
                 let cpu = Cpu::new(isa, threads).expect("threads start");
-                let mut scratch = Scratch::new(threads, mla::scratch_len(shape));
+                let mut scratch = Scratch::new(threads, mla::scratch_len(shape, rows));
                 scratch.fill(f32::NAN);
                 let mut work = mla::Workspace::new(shape, rows);
                 work.fill(f32::NAN);
@@ -1320,7 +1378,9 @@ fn grouped_attention_matches_its_definition_and_rows_keep_their_bits() {
                     scratch.fill(f32::NAN);
                     let mut out = poisoned(q.len());
                     let (q, target) = (Rows::new(q, width), RowsMut::new(&mut out, width));
-                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut Vec::new(), target);
+                    let mut work = gqa::Workspace::new(shape, q.count());
+                    work.fill(f32::NAN);
+                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
                     out
                 };
                 let what = format!("{shape:?}, {rows} rows, {place:?}, {}", cpu.isa.name());
@@ -1332,6 +1392,50 @@ fn grouped_attention_matches_its_definition_and_rows_keep_their_bits() {
                     let one = Paged { spans: Spans::new(&alone, &[], 1, 0), ..all };
                     let at = row * width..(row + 1) * width;
                     assert_eq!(attend(&q[at.clone()], one), out[at], "{what}: row {row} alone");
+                }
+            }
+        }
+    }
+}
+
+/// More threads than key heads attend segments of a long sequence; who attends which is no bit of
+/// the result.
+#[test]
+fn grouped_rows_keep_their_bits_however_many_threads_share_their_segments() {
+    let mut random = Random::new(59);
+    let len = 3_200;
+    for (heads, kv_heads, head_dim, rows) in [(1, 1, 12, 1), (6, 2, 20, 3), (8, 1, 16, 4)] {
+        let shape = gqa::Shape { heads, kv_heads, head_dim };
+        let [keys, values] = [(); 2].map(|()| random.normals(len * kv_heads * head_dim));
+        let width = heads * head_dim;
+        // The rows of a long sequence, and of a short one that starts like it.
+        let q = random.normals(2 * rows * width);
+        let q = Rows::new(&q, width);
+        for place in PLACES {
+            let (arena, tables) = cached_gqa(shape, (&keys, &values), place);
+            let mut spans = ragged(&[rows, rows], Form::Step, 0, true);
+            for (span, end) in spans.iter_mut().zip([len, 1_000]) {
+                (span.start, span.table) = (end - rows, 0..tables.len());
+            }
+            let spans = Spans::new(&spans, &[], 2 * rows, 0);
+            let paged = Paged { spans, tables: &tables, arena: &arena, place };
+            let mut expected = poisoned(2 * rows * width);
+            gqa::naive::attend(shape, q, paged, RowsMut::new(&mut expected, width));
+            for isa in Isa::available() {
+                let mut first: Option<Vec<f32>> = None;
+                for threads in [1, 2, 3, 7] {
+                    let cpu = Cpu::new(isa, threads).expect("threads start");
+                    let mut scratch = Scratch::new(threads, gqa::scratch_len(shape));
+                    scratch.fill(f32::NAN);
+                    let mut work = gqa::Workspace::new(shape, 2 * rows);
+                    work.fill(f32::NAN);
+                    let mut out = poisoned(2 * rows * width);
+                    let target = RowsMut::new(&mut out, width);
+                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
+                    let what = format!("{shape:?}, {rows} rows, {place:?}, {}", isa.name());
+                    assert_close(&what, &out, &expected, 1e-5);
+                    let first = first.get_or_insert_with(|| out.clone());
+                    assert_eq!(&out, first, "{what}, {threads} threads");
                 }
             }
         }
@@ -1376,7 +1480,8 @@ fn rows_kept_in_bf16_are_rounded_before_attention_reads_them() {
             let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
             let mut out = poisoned(3 * 12);
             let target = RowsMut::new(&mut out, 12);
-            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut Vec::new(), target);
+            let mut work = gqa::Workspace::new(shape, 3);
+            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
             all.push(out);
         }
         all

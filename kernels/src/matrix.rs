@@ -127,6 +127,17 @@ impl<'a> Matrix<'a> {
         Matrix { rows, cols: self.cols, values: self.values.slice(at) }
     }
 
+    /// Its columns as rows, `[cols, rows]`, widened to single precision.
+    pub(crate) fn transposed(&self) -> Vec<f32> {
+        let mut row = vec![0.0; self.cols];
+        let mut out = vec![0.0; self.rows * self.cols];
+        for i in 0..self.rows {
+            self.copy_row(i, &mut row);
+            row.iter().enumerate().for_each(|(j, value)| out[j * self.rows + i] = *value);
+        }
+        out
+    }
+
     /// Copies row `row`, widened to single precision, into `out` (`cols` values).
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         let at = row * self.cols..(row + 1) * self.cols;

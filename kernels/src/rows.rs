@@ -114,4 +114,9 @@ impl<'a> RowsMut<'a> {
     pub fn data(&mut self) -> &mut [f32] {
         self.data
     }
+
+    /// The same, for as long as the rows may be written.
+    pub(crate) fn into_data(self) -> &'a mut [f32] {
+        self.data
+    }
 }

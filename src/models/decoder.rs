@@ -71,7 +71,7 @@ impl Model {
         let layer = |(i, layer): (usize, &super::spec::Layer)| {
             Ok(LayerWeights {
                 mixer_norm: weights.vector(Some(i), Part::MixerNorm),
-                mixer: MixerWeights::new(&layer.mixer, i, &weights)?,
+                mixer: MixerWeights::new(&layer.mixer, i, &weights, spec.quantize)?,
                 ffn_norm: weights.vector(Some(i), Part::FfnNorm),
                 ffn: FfnWeights::new(&layer.ffn, i, &weights),
             })

@@ -1,5 +1,6 @@
 //! The feed-forward part of a layer: dense, or routed experts with a shared one.
 
+use kernels::gemm::Product;
 use kernels::moe::{self, ExpertWeights};
 use kernels::{Cpu, NarrowRows, Panels, Rows, RowsMut, activation, gemm};
 
@@ -65,8 +66,11 @@ impl FfnWeights {
     pub(super) fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) {
         match self {
             FfnWeights::Dense(glu) => {
-                let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.narrowed);
-                glu.forward(step, &work.normed, buffers, &mut work.x);
+                let width = step.panels(&glu.down).rows();
+                let x = Rows::new(rows(&mut work.normed, step.batch.rows(), width), width);
+                let (gate, up) = (&mut work.ffn_gate[..], &mut work.ffn_up[..]);
+                glu.project(step, x, (&mut *gate, &mut *up), &mut work.narrowed, None);
+                glu.finish(step, (gate, up), &mut work.narrowed, &mut work.x);
             }
             FfnWeights::Moe(moe) => moe.forward(step, work),
         }
@@ -74,21 +78,36 @@ impl FfnWeights {
 }
 
 impl Glu {
-    /// `out += down(silu(gate x) · up x)`.
-    fn forward(
+    /// `gate x` and `up x`, and with them `beside`, a product of the same rows.
+    fn project<'a>(
         &self,
         step: &Step<'_>,
-        x: &[f32],
-        (gate, up, narrowed): (&mut [f32], &mut [f32], &mut NarrowRows),
+        x: Rows<'_>,
+        (gate, up): (&'a mut [f32], &'a mut [f32]),
+        narrowed: &mut NarrowRows,
+        beside: Option<Product<'a>>,
+    ) {
+        let [gate_w, up_w] = [&self.gate, &self.up].map(|tensor| step.panels(tensor));
+        let (count, inter) = (x.count(), gate_w.rows());
+        let products = [
+            Product { w: &[gate_w], out: RowsMut::new(rows(gate, count, inter), inter) },
+            Product { w: &[up_w], out: RowsMut::new(rows(up, count, inter), inter) },
+        ];
+        gemm::gemm_each(step.cpu, x, products.into_iter().chain(beside), narrowed);
+    }
+
+    /// `out += down(silu(gate) · up)`.
+    fn finish(
+        &self,
+        step: &Step<'_>,
+        (gate, up): (&mut [f32], &mut [f32]),
+        narrowed: &mut NarrowRows,
         out: &mut [f32],
     ) {
         let (cpu, count) = (step.cpu, step.batch.rows());
         let down = step.panels(&self.down);
         let (width, inter) = (down.rows(), down.cols());
-        let x = Rows::new(&x[..count * width], width);
         let (gate, up) = (rows(gate, count, inter), rows(up, count, inter));
-        gemm::gemm(cpu, x, step.panels(&self.gate), narrowed, RowsMut::new(gate, inter));
-        gemm::gemm(cpu, x, step.panels(&self.up), narrowed, RowsMut::new(up, inter));
         activation::silu_mul(cpu, RowsMut::new(gate, inter), Rows::new(up, inter));
         let out = RowsMut::new(rows(out, count, width), width);
         gemm::gemm_add(cpu, Rows::new(gate, inter), down, narrowed, out);
@@ -102,7 +121,15 @@ impl MoeWeights {
         let (experts, width) = (router.rows(), router.cols());
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let logits = rows(&mut work.router, count, experts);
-        gemm::gemm(cpu, x, router, &mut work.narrowed, RowsMut::new(logits, experts));
+        let scores = Product { w: &[router], out: RowsMut::new(logits, experts) };
+        let (gate, up) = (&mut work.ffn_gate[..], &mut work.ffn_up[..]);
+        match &self.shared {
+            Some(shared) => {
+                let buffers = (&mut *gate, &mut *up);
+                shared.project(step, x, buffers, &mut work.narrowed, Some(scores));
+            }
+            None => gemm::gemm_each(cpu, x, [scores], &mut work.narrowed),
+        }
         let choices = &mut work.choices[..count * self.router.top_k];
         let logits = Rows::new(logits, experts);
         moe::route(cpu, &self.router, logits, &self.bias, &mut work.scratch, choices);
@@ -119,8 +146,7 @@ impl MoeWeights {
         let sum = rows(&mut work.experts_out, count, width);
         moe::experts(cpu, x, choices, &weights, routed, RowsMut::new(sum, width));
         if let Some(shared) = &self.shared {
-            let buffers = (&mut work.ffn_gate[..], &mut work.ffn_up[..], &mut work.narrowed);
-            shared.forward(step, &work.normed, buffers, &mut work.experts_out);
+            shared.finish(step, (gate, up), &mut work.narrowed, &mut work.experts_out);
         }
         let out = RowsMut::new(rows(&mut work.x, count, width), width);
         activation::add(cpu, out, Rows::new(rows(&mut work.experts_out, count, width), width));

@@ -1,7 +1,10 @@
 //! The mixers of a layer: projections around the kernels of `kda`, `mla` and `gqa`.
 
+use kernels::gemm::Product;
 use kernels::norm::{GateKind, Scale, rms_norm_gated, rms_norm_in_place};
-use kernels::{ArenaError, Paged, Rows, RowsMut, activation, conv, gemm, gqa, kda, mla, rope};
+use kernels::{
+    ArenaError, Paged, Quantization, Rows, RowsMut, activation, conv, gemm, gqa, kda, mla, rope,
+};
 
 use super::decoder::Step;
 use super::files::ModelWeights;
@@ -23,10 +26,15 @@ impl MixerWeights {
         mixer: &Mixer,
         layer: usize,
         weights: &ModelWeights,
+        quantize: Option<Quantization>,
     ) -> Result<MixerWeights, ArenaError> {
         Ok(match mixer {
             Mixer::Kda(kda) => MixerWeights::Kda(Box::new(KdaWeights::new(kda, layer, weights))),
-            Mixer::Mla(mla) => MixerWeights::Mla(Box::new(MlaWeights::new(mla, layer, weights)?)),
+            Mixer::Mla(mla) => {
+                let latent_up = weights.matrix(&weights.tensor(Some(layer), Part::LatentUp));
+                let latent_up = mla::Up::new(mla.shape(), latent_up, quantize)?;
+                MixerWeights::Mla(Box::new(MlaWeights::new(mla, layer, weights, latent_up)))
+            }
             Mixer::Gqa(gqa) => MixerWeights::Gqa(Box::new(GqaWeights::new(gqa, layer, weights))),
         })
     }
@@ -116,26 +124,29 @@ impl KdaWeights {
         let (cpu, count, inner) = (step.cpu, step.batch.rows(), self.shape.inner());
         let width = step_width(step, &self.output);
         let x = Rows::new(rows(&mut work.normed, count, width), width);
-        for (i, tensor) in self.qkv.iter().enumerate() {
-            let out = RowsMut::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner);
-            let out = out.columns(i * inner, inner);
-            gemm::gemm(cpu, x, step.panels(tensor), &mut work.narrowed, out);
-        }
-        let dim = self.shape.head_dim;
-        for ([down, up], out) in [(&self.decay, &mut work.decay), (&self.gate, &mut work.gate)] {
-            let narrow = rows(&mut work.narrow, count, dim);
-            let narrowed = &mut work.narrowed;
-            gemm::gemm(cpu, x, step.panels(down), narrowed, RowsMut::new(narrow, dim));
-            let (narrow, out) = (Rows::new(narrow, dim), rows(out, count, inner));
-            gemm::gemm(cpu, narrow, step.panels(up), narrowed, RowsMut::new(out, inner));
+        let (dim, heads) = (self.shape.head_dim, self.shape.heads);
+        let qkv = self.qkv.each_ref().map(|tensor| step.panels(tensor));
+        let [downs, ups] =
+            [0, 1].map(|i| [step.panels(&self.decay[i]), step.panels(&self.gate[i])]);
+        let narrow = rows(&mut work.narrow, count, 2 * dim);
+        let beta = rows(&mut work.beta, count, heads);
+        let products = [
+            Product {
+                w: &qkv,
+                out: RowsMut::new(rows(&mut work.qkv, count, 3 * inner), 3 * inner),
+            },
+            Product { w: &downs, out: RowsMut::new(narrow, 2 * dim) },
+            Product { w: &[step.panels(&self.beta)], out: RowsMut::new(beta, heads) },
+        ];
+        gemm::gemm_each(cpu, x, products, &mut work.narrowed);
+        activation::sigmoid(cpu, RowsMut::new(beta, heads));
+        for (i, out) in [&mut work.decay, &mut work.gate].into_iter().enumerate() {
+            let out = RowsMut::new(rows(out, count, inner), inner);
+            let narrow = Rows::new(narrow, 2 * dim).columns(i * dim, dim);
+            gemm::gemm(cpu, narrow, ups[i], &mut work.narrowed, out);
         }
         let decay = RowsMut::new(rows(&mut work.decay, count, inner), inner);
         kda::gate(cpu, self.shape.gate, &self.decay_log, &self.decay_bias, decay);
-        let heads = self.shape.heads;
-        let beta = rows(&mut work.beta, count, heads);
-        let out = RowsMut::new(beta, heads);
-        gemm::gemm(cpu, x, step.panels(&self.beta), &mut work.narrowed, out);
-        activation::sigmoid(cpu, RowsMut::new(beta, heads));
     }
 
     /// Each head's output, normed and gated, where it lies; the ungated copy goes to `mixed`.
@@ -162,16 +173,16 @@ pub(super) struct MlaWeights {
 }
 
 impl MlaWeights {
-    fn new(mla: &Mla, layer: usize, weights: &ModelWeights) -> Result<MlaWeights, ArenaError> {
+    fn new(mla: &Mla, layer: usize, weights: &ModelWeights, latent_up: mla::Up) -> MlaWeights {
         let tensor = |part| weights.tensor(Some(layer), part);
-        Ok(MlaWeights {
+        MlaWeights {
             shape: mla.clone(),
             query: tensor(Part::Query),
             latent_down: tensor(Part::LatentDown),
             latent_norm: weights.vector(Some(layer), Part::LatentNorm),
-            latent_up: mla::Up::new(mla.shape(), weights.matrix(&tensor(Part::LatentUp)))?,
+            latent_up,
             output: tensor(Part::Output),
-        })
+        }
     }
 
     fn forward(&self, step: &mut Step<'_>, work: &mut Workspace) -> (&Tensor, usize) {
@@ -183,11 +194,15 @@ impl MlaWeights {
         let x = Rows::new(rows(&mut work.normed, count, width), width);
         let queries = shape.heads * shape.query();
         let q = rows(&mut work.qkv, count, queries);
-        let narrowed = &mut work.narrowed;
-        gemm::gemm(cpu, x, step.panels(&self.query), narrowed, RowsMut::new(q, queries));
         let latents = rows(&mut work.mixed, count, shape.row());
-        let out = RowsMut::new(latents, shape.row());
-        gemm::gemm(cpu, x, step.panels(&self.latent_down), narrowed, out);
+        let products = [
+            Product { w: &[step.panels(&self.query)], out: RowsMut::new(q, queries) },
+            Product {
+                w: &[step.panels(&self.latent_down)],
+                out: RowsMut::new(latents, shape.row()),
+            },
+        ];
+        gemm::gemm_each(cpu, x, products, &mut work.narrowed);
         let normed = RowsMut::new(latents, shape.row()).columns(0, shape.rank);
         rms_norm_in_place(cpu, normed, Scale::Plain(&self.latent_norm), self.shape.latent_eps);
         let (spans, tables) = (&step.batch.spans[..], &step.batch.tables[..]);
@@ -237,10 +252,12 @@ impl GqaWeights {
         let (q, rest) = work.qkv.split_at_mut(count * queries);
         let (k, rest) = rest.split_at_mut(count * keys);
         let v = &mut rest[..count * keys];
-        let narrowed = &mut work.narrowed;
-        gemm::gemm(cpu, x, step.panels(&self.query), narrowed, RowsMut::new(q, queries));
-        gemm::gemm(cpu, x, step.panels(&self.key), narrowed, RowsMut::new(k, keys));
-        gemm::gemm(cpu, x, step.panels(&self.value), narrowed, RowsMut::new(v, keys));
+        let products = [
+            Product { w: &[step.panels(&self.query)], out: RowsMut::new(q, queries) },
+            Product { w: &[step.panels(&self.key)], out: RowsMut::new(k, keys) },
+            Product { w: &[step.panels(&self.value)], out: RowsMut::new(v, keys) },
+        ];
+        gemm::gemm_each(cpu, x, products, &mut work.narrowed);
         let dim = shape.head_dim;
         if let (Some((query_norm, key_norm)), Some(eps)) = (&self.norms, self.shape.qk_norm) {
             rms_norm_in_place(cpu, RowsMut::new(q, dim), Scale::Plain(query_norm), eps);
@@ -256,7 +273,7 @@ impl GqaWeights {
         let paged = Paged { spans: step.spans, tables, arena: step.arena, place };
         let out = RowsMut::new(rows(&mut work.attended, count, queries), queries);
         let q = Rows::new(q, queries);
-        gqa::attend(cpu, shape, q, paged, &mut work.scratch, &mut work.tasks, out);
+        gqa::attend(cpu, shape, q, paged, &mut work.scratch, &mut work.gqa, out);
         (&self.output, queries)
     }
 }

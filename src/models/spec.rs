@@ -207,9 +207,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// Whether it is quantised when the model is: the large matrices. Not so routers and KDA's
-    /// small projections, whose errors decide more than their bytes cost; the embedding, of which
-    /// a row is read; and [`Part::LatentUp`], which is multiplied by in two orders.
+    /// Whether it is read into quantised panels when the model is quantised: the large matrices.
+    /// Not so routers and KDA's small projections, whose errors decide more than their bytes cost;
+    /// the embedding, of which a row is read; and [`Part::LatentUp`], which attention quantises
+    /// head by head, in two orders.
     fn is_quantized(self) -> bool {
         match self {
             Part::Head

@@ -1,7 +1,5 @@
 //! Buffers of the forward pass, made once for the largest batch and reused.
 
-use std::ops::Range;
-
 use kernels::rope::{Rope, angles};
 use kernels::{NarrowRows, Scratch, gqa, kda, mla, moe};
 
@@ -26,7 +24,7 @@ pub struct Workspace {
     pub(super) decay: Vec<f32>,
     /// KDA's output gate.
     pub(super) gate: Vec<f32>,
-    /// The narrow middle of KDA's two-factor projections.
+    /// The narrow middles of KDA's two-factor projections, beside each other.
     pub(super) narrow: Vec<f32>,
     /// KDA's write strengths.
     pub(super) beta: Vec<f32>,
@@ -41,10 +39,10 @@ pub struct Workspace {
     /// Sum of the experts.
     pub(super) experts_out: Vec<f32>,
     pub(super) experts: Option<moe::Workspace>,
-    /// Scratch of kernels, and their list of tasks.
+    /// Scratch of kernels, and what the threads of attention share.
     pub(super) scratch: Scratch,
-    pub(super) tasks: Vec<(usize, Range<usize>)>,
     pub(super) mla: mla::Workspace,
+    pub(super) gqa: gqa::Workspace,
     /// The rows that products multiply, in fewer bits.
     pub(super) narrowed: NarrowRows,
     /// Angles of the batch's rows, for each rotation the model has.
@@ -63,7 +61,7 @@ pub(super) fn rows(buffer: &mut [f32], count: usize, width: usize) -> &mut [f32]
 impl Workspace {
     /// For batches of up to `most_rows` rows on `threads` threads.
     pub fn new(spec: &ModelSpec, most_rows: usize, threads: usize) -> Workspace {
-        let widths = Widths::of(spec);
+        let widths = Widths::of(spec, most_rows);
         let buffer = |width: usize| vec![0.0; most_rows * width];
         Workspace {
             x: buffer(spec.hidden),
@@ -82,9 +80,8 @@ impl Workspace {
             experts_out: buffer(if widths.experts > 0 { spec.hidden } else { 0 }),
             experts: (widths.experts > 0).then(|| widths.experts_workspace(most_rows, spec)),
             scratch: Scratch::new(threads, widths.scratch),
-            // A task has at least one row.
-            tasks: Vec::with_capacity(most_rows),
             mla: widths.mla.map_or_else(Default::default, |s| mla::Workspace::new(s, most_rows)),
+            gqa: widths.gqa.map_or_else(Default::default, |s| gqa::Workspace::new(s, most_rows)),
             narrowed: NarrowRows::new(spec.forms(), most_rows, widths.inputs(spec)),
             angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
@@ -95,7 +92,7 @@ impl Workspace {
 
     /// Bytes of a workspace that computes up to `logit_rows` rows of logits at once.
     pub fn bytes(spec: &ModelSpec, most_rows: usize, logit_rows: usize, threads: usize) -> usize {
-        let w = Widths::of(spec);
+        let w = Widths::of(spec, most_rows);
         let angles: usize = rotations(spec, 0).iter().map(|(rope, _)| rope.dim).sum();
         let row = 3 * spec.hidden
             + w.qkv
@@ -112,6 +109,7 @@ impl Workspace {
         let values = most_rows.saturating_mul(row).saturating_add(logits);
         let values = values.saturating_add(threads.saturating_mul(w.scratch));
         let values = values.saturating_add(w.mla.map_or(0, mla::Workspace::len));
+        let values = values.saturating_add(w.gqa.map_or(0, gqa::Workspace::len));
         values
             .saturating_mul(size_of::<f32>())
             .saturating_add(w.narrow_bytes(most_rows, logit_rows, spec))
@@ -141,6 +139,7 @@ impl Workspace {
         }
         self.scratch.fill(f32::NAN);
         self.mla.fill(f32::NAN);
+        self.gqa.fill(f32::NAN);
         self.narrowed.poison();
         if let Some(experts) = &mut self.experts {
             experts.fill(f32::NAN);
@@ -195,26 +194,30 @@ struct Widths {
     top_k: usize,
     expert_inter: usize,
     scratch: usize,
-    /// All MLA layers have one shape.
+    /// All layers of a kind of attention have one shape.
     mla: Option<mla::Shape>,
+    gqa: Option<gqa::Shape>,
 }
 
 impl Widths {
-    fn of(spec: &ModelSpec) -> Widths {
+    fn of(spec: &ModelSpec, most_rows: usize) -> Widths {
         let mut widest = Widths::default();
         let raise = |width: &mut usize, to: usize| *width = (*width).max(to);
         for layer in &spec.layers {
             raise(&mut widest.qkv, qkv_width(&layer.mixer));
             raise(&mut widest.mixed, mixed_width(&layer.mixer));
             raise(&mut widest.attended, attended_width(&layer.mixer));
-            raise(&mut widest.scratch, scratch_len(layer));
+            raise(&mut widest.scratch, scratch_len(layer, most_rows));
             if let Mixer::Kda(kda) = &layer.mixer {
                 raise(&mut widest.inner, kda.inner());
-                raise(&mut widest.narrow, kda.head_dim);
+                raise(&mut widest.narrow, 2 * kda.head_dim);
                 raise(&mut widest.heads, kda.heads);
             }
             if let Mixer::Mla(mla) = &layer.mixer {
                 widest.mla = Some(mla.shape());
+            }
+            if let Mixer::Gqa(gqa) = &layer.mixer {
+                widest.gqa = Some(gqa.shape());
             }
             match &layer.ffn {
                 Ffn::Dense { inter } => raise(&mut widest.ffn, *inter),
@@ -276,10 +279,10 @@ fn attended_width(mixer: &Mixer) -> usize {
     }
 }
 
-fn scratch_len(layer: &Layer) -> usize {
+fn scratch_len(layer: &Layer, most_rows: usize) -> usize {
     let mixer = match &layer.mixer {
         Mixer::Kda(k) => kda::scratch_len(k.shape()),
-        Mixer::Mla(m) => mla::scratch_len(m.shape()),
+        Mixer::Mla(m) => mla::scratch_len(m.shape(), most_rows),
         Mixer::Gqa(g) => gqa::scratch_len(g.shape()),
     };
     let ffn = match &layer.ffn {

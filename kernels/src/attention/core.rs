@@ -8,9 +8,12 @@ use crate::scratch::take;
 use crate::simd::{Element, Simd, load, math, store};
 use crate::span::{BLOCK_LEN, SEGMENT_LEN};
 
+/// Query rows whose scores against a tile are kept at once: the nearest cache holds them.
+const ROWS_AT_ONCE: usize = 64;
+
 /// Values of scratch for `rows` query rows.
 pub(crate) const fn core_scratch(rows: usize) -> usize {
-    rows * BLOCK_LEN
+    (if rows < ROWS_AT_ONCE { rows } else { ROWS_AT_ONCE }) * BLOCK_LEN
 }
 
 /// Values of a [`Softmax`] of `rows` query rows.
@@ -103,30 +106,31 @@ impl<'a> Softmax<'a> {
         tile: Tile<'_, E>,
         scratch: &mut [f32],
     ) {
-        let scores = &mut scratch[..queries.rows * BLOCK_LEN];
         let mut row = 0;
         while row < queries.rows {
             let seen = queries.seen(row, tile.at);
             // Rows that see a whole tile go together, others by position.
-            let next = if seen == BLOCK_LEN { queries.rows } else { row + queries.per_position };
-            if seen > 0 {
-                let rows = row..next;
-                match tile.keys {
-                    Keys::Columns(keys, fetch) => {
-                        score_columns(s, queries, rows, seen, (keys, fetch), scores);
-                    }
-                    Keys::Rows(keys) => score_rows(s, queries, rows, seen, keys, scores),
-                }
-                for row in row..next {
-                    self.weigh_row(s, row, queries.scale, seen, scores);
-                }
-                self.add_values(s, row, next - row, seen, tile, scores);
+            let last = if seen == BLOCK_LEN { queries.rows } else { row + queries.per_position };
+            let rows = row..last.min(row + ROWS_AT_ONCE);
+            row = rows.end;
+            if seen == 0 {
+                continue;
             }
-            row = next;
+            let scores = &mut scratch[..rows.len() * BLOCK_LEN];
+            match tile.keys {
+                Keys::Columns(keys, fetch) => {
+                    score_columns(s, queries, rows.clone(), seen, (keys, fetch), scores);
+                }
+                Keys::Rows(keys) => score_rows(s, queries, rows.clone(), seen, keys, scores),
+            }
+            for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(BLOCK_LEN)) {
+                self.weigh_row(s, row, queries.scale, seen, scores);
+            }
+            self.add_values(s, rows, seen, tile, scores);
         }
     }
 
-    /// Turns a row's scores into weights relative to its running maximum.
+    /// Turns a row's scores, `[64]`, into weights relative to its running maximum.
     #[inline(always)]
     fn weigh_row<S: Simd>(
         &mut self,
@@ -136,7 +140,6 @@ impl<'a> Softmax<'a> {
         seen: usize,
         scores: &mut [f32],
     ) {
-        let scores = &mut scores[row * BLOCK_LEN..(row + 1) * BLOCK_LEN];
         scores[seen..].fill(f32::NEG_INFINITY);
         let scale = s.splat(scale);
         let mut best = s.splat(f32::NEG_INFINITY);
@@ -167,13 +170,12 @@ impl<'a> Softmax<'a> {
         }
     }
 
-    /// Adds the first `seen` values of the tile, weighted, to rows `first..first + rows`.
+    /// Adds the first `seen` values of the tile to some rows, by their weights, `[rows][64]`.
     #[inline(always)]
     fn add_values<S: Simd, E: Element>(
         &mut self,
         s: S,
-        first: usize,
-        rows: usize,
+        rows: Range<usize>,
         seen: usize,
         tile: Tile<'_, E>,
         weights: &[f32],
@@ -181,15 +183,14 @@ impl<'a> Softmax<'a> {
         let (values, stride) = tile.values;
         let (width, len) = (self.width, softmax_len(1, self.width));
         assert!((seen - 1) * stride + width <= values.len());
-        assert!((first + rows) * BLOCK_LEN <= weights.len());
-        assert!((first + rows) * len <= self.rows.len());
+        assert!(rows.len() * BLOCK_LEN <= weights.len() && rows.end * len <= self.rows.len());
         // SAFETY: each of the rows has 64 weights and `width` sums, the tile `seen` rows of
         // `width` values, by the assertions.
         unsafe {
-            let weights = (weights.as_ptr().add(first * BLOCK_LEN), (BLOCK_LEN, 1));
-            let out = (self.rows.as_mut_ptr().add(first * len), len);
+            let weights = (weights.as_ptr(), (BLOCK_LEN, 1));
+            let out = (self.rows.as_mut_ptr().add(rows.start * len), len);
             let values = (values.as_ptr(), stride);
-            multiply(s, Nn::new((rows, width, seen), weights, values, out, true), tile.fetch);
+            multiply(s, Nn::new((rows.len(), width, seen), weights, values, out, true), tile.fetch);
         }
     }
 
@@ -281,7 +282,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Scores against keys in columns.
+/// Scores of some rows, `[rows][64]`, against keys in columns.
 #[inline(always)]
 fn score_columns<S: Simd, E: Element>(
     s: S,
@@ -294,13 +295,13 @@ fn score_columns<S: Simd, E: Element>(
     let width = queries.width;
     // Whole vectors: what stands behind the last position seen is not looked at.
     let columns = seen.next_multiple_of(S::LANES);
-    assert!(rows.end * width <= queries.values.len() && rows.end * BLOCK_LEN <= scores.len());
+    assert!(rows.end * width <= queries.values.len() && rows.len() * BLOCK_LEN <= scores.len());
     assert!(width * BLOCK_LEN <= keys.len() && columns <= BLOCK_LEN);
     // SAFETY: the rows have `width` values and 64 scores each, and each of the `width` rows of keys
     // `columns` values, by the assertions.
     unsafe {
         let queries = (queries.values.as_ptr().add(rows.start * width), (width, 1));
-        let out = (scores.as_mut_ptr().add(rows.start * BLOCK_LEN), BLOCK_LEN);
+        let out = (scores.as_mut_ptr(), BLOCK_LEN);
         let size = (rows.len(), columns, width);
         multiply(s, Nn::new(size, queries, (keys.as_ptr(), BLOCK_LEN), out, false), fetch);
     }
@@ -315,7 +316,7 @@ fn multiply<S: Simd, E: Element>(s: S, product: Nn<E, false>, next: &[u8]) {
     }
 }
 
-/// Scores against keys in rows.
+/// Scores of some rows, `[rows][64]`, against keys in rows.
 #[inline(always)]
 fn score_rows<S: Simd, E: Element>(
     s: S,
@@ -326,13 +327,13 @@ fn score_rows<S: Simd, E: Element>(
     scores: &mut [f32],
 ) {
     let width = queries.width;
-    assert!(rows.end * width <= queries.values.len() && rows.end * BLOCK_LEN <= scores.len());
+    assert!(rows.end * width <= queries.values.len() && rows.len() * BLOCK_LEN <= scores.len());
     assert!(seen * width <= keys.len() && seen <= BLOCK_LEN);
     // SAFETY: the rows have `width` values and 64 scores each, and the tile `seen` keys of `width`
     // values, by the assertions.
     unsafe {
         let queries = (queries.values.as_ptr().add(rows.start * width), width);
-        let out = (scores.as_mut_ptr().add(rows.start * BLOCK_LEN), BLOCK_LEN);
+        let out = (scores.as_mut_ptr(), BLOCK_LEN);
         let size = (rows.len(), seen, width);
         s.vectorize(Nt::new(size, queries, (keys.as_ptr(), width), out, false));
     }

@@ -7,11 +7,12 @@
 //! result depends on its position alone, not on how its prompt was cut or who computes it.
 
 mod core;
+mod segments;
 
 pub(crate) use self::core::{
-    Keys, Queries, Running, Softmax, Tile, core_scratch, finish_row, merge_row, running_scratch,
-    softmax_len, widen,
+    Keys, Queries, Running, Softmax, Tile, core_scratch, running_scratch, softmax_len, widen,
 };
+pub(crate) use self::segments::{MOST_ROWS, RowTask, Segments, Totals, Unit, first_tasks};
 
 use std::ops::Range;
 
@@ -188,7 +189,7 @@ pub(crate) fn row_tasks(
     spans: &[Span],
     most: usize,
     range: impl Fn(&Span) -> Range<usize>,
-    tasks: &mut Vec<(usize, Range<usize>)>,
+    tasks: &mut Vec<RowTask>,
 ) {
     tasks.clear();
     for (i, span) in spans.iter().enumerate() {

@@ -1,27 +1,33 @@
-//! The fast form: strips of the product shared among the threads.
+//! The fast form: strips of products shared among the threads.
 
 use std::ops::Range;
 
-use half::bf16;
-
-use super::pairs::{MultiplyPairs, Pair};
-use super::strip::Multiply;
-use crate::device::{Compute, Cpu};
-use crate::matrix::Values;
+use super::inputs::{Form, Inputs};
+use crate::device::Cpu;
 use crate::meter::Work;
 use crate::narrow::NarrowRows;
-use crate::panels::{PANEL_LEN, Panels, StoredPanels};
-use crate::quant::strip::MultiplyInt8;
-use crate::quant::{Group, QuantizedPanels};
+use crate::panels::{PANEL_LEN, Panels};
 use crate::rows::{Rows, RowsMut};
 use crate::threads::Shards;
+
+/// Most matrices that [`gemm_each`] is given.
+pub const MOST_MATRICES: usize = 8;
+
+/// Matrices whose outputs lie beside each other.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The matrices.
+    pub w: &'a [Panels<'a>],
+    /// As wide as all of them have outputs.
+    pub out: RowsMut<'a>,
+}
 
 /// `out = x wᵀ`; `narrow` is working memory for `x` in fewer bits.
 ///
 /// # Panics
 /// When the shapes do not fit.
 pub fn gemm(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out: RowsMut<'_>) {
-    any(cpu, x, w, narrow, out, false);
+    each(cpu, x, [Product { w: &[w], out }], narrow, false);
 }
 
 /// `out += x wᵀ`; `narrow` is working memory for `x` in fewer bits.
@@ -29,29 +35,88 @@ pub fn gemm(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out:
 /// # Panics
 /// When the shapes do not fit.
 pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out: RowsMut<'_>) {
-    any(cpu, x, w, narrow, out, true);
+    each(cpu, x, [Product { w: &[w], out }], narrow, true);
 }
 
-fn any(
+/// `out = x wᵀ` for each of some products of the same rows. They are brought into fewer bits once,
+/// and the threads meet once, not after each matrix.
+///
+/// # Panics
+/// When the shapes do not fit, or there are more than [`MOST_MATRICES`] matrices.
+pub fn gemm_each<'a>(
     cpu: &Cpu,
     x: Rows<'_>,
-    w: Panels<'_>,
+    products: impl IntoIterator<Item = Product<'a>>,
     narrow: &mut NarrowRows,
-    out: RowsMut<'_>,
+) {
+    each(cpu, x, products, narrow, false);
+}
+
+/// A matrix and where its outputs go.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    w: Panels<'a>,
+    form: Form,
+    out: Shards<'a, f32>,
+    /// The column of its first output, and the values from one row to the next.
+    column: usize,
+    stride: usize,
+}
+
+fn each<'a>(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    products: impl IntoIterator<Item = Product<'a>>,
+    narrow: &mut NarrowRows,
     add: bool,
 ) {
-    assert_eq!((x.width(), out.width()), (w.cols(), w.rows()), "x or out does not fit the weights");
-    assert_eq!(x.count(), out.count(), "x and out do not fit each other");
-    cpu.count_product();
-    let _timed = cpu.meter.time(name(x.count()), || work(cpu, x, w));
-    match w {
-        Panels::Stored(w) => match w.values() {
-            Values::Bf16(values) if cpu.compute == Compute::Bf16 => {
-                product_bf16(cpu, narrow.round(cpu, x), values, out, add);
+    let mut targets = [const { None }; MOST_MATRICES];
+    let mut places = targets.iter_mut();
+    for Product { w: matrices, out } in products {
+        assert_eq!(x.count(), out.count(), "x and out do not fit each other");
+        let (width, stride) = (out.width(), out.stride());
+        let shards = Shards::new(out.into_data());
+        let mut column = 0;
+        for &w in matrices {
+            assert_eq!(x.width(), w.cols(), "x does not fit the weights");
+            cpu.count_product();
+            let place = places.next().expect("a call of few matrices");
+            *place = Some(Target { w, form: Form::of(cpu, w), out: shards, column, stride });
+            column += w.rows();
+        }
+        assert_eq!(width, column, "out does not fit the weights");
+    }
+    for form in [Form::Stored, Form::Bf16, Form::Int8] {
+        let targets = || targets.iter().flatten().filter(move |target| target.form == form);
+        let panels = targets().map(|target| target.w.rows().div_ceil(PANEL_LEN)).sum();
+        if x.count() == 0 || panels == 0 {
+            continue;
+        }
+        let _timed = cpu.meter.time(name(x.count()), || work(cpu, x, targets().map(|t| t.w)));
+        let inputs = match form {
+            Form::Stored => Inputs::Stored(x),
+            Form::Bf16 => Inputs::Bf16(narrow.round(cpu, x), form.per_row(x.width())),
+            Form::Int8 => Inputs::Int8(narrow.quantize(cpu, x), form.per_row(x.width())),
+        };
+        let cut = Cut::new(cpu, x.count(), form.row_bytes(x.width()), panels, x.width());
+        let tasks = |target: &Target<'_>| cut.tasks(x.count(), target.w.rows());
+        cpu.gang.run(targets().map(tasks).sum(), |_, task| {
+            let mut left = task;
+            let target = targets().find(|target| {
+                let of_others = left >= tasks(target);
+                left -= if of_others { tasks(target) } else { 0 };
+                !of_others
+            });
+            let target = target.expect("the task of one of the matrices");
+            let (rows, outputs) = cut.task(left, x.count(), target.w.rows());
+            let at = rows.start * target.stride + target.column + outputs.start;
+            // SAFETY: the rows and outputs lie inside `out`, whose shape was compared above; tasks
+            // have disjoint outputs, and only these are touched.
+            unsafe {
+                let out = (target.out.as_mut_ptr().add(at), target.stride);
+                inputs.multiply(cpu, rows, (target.w, outputs), out, add);
             }
-            _ => product(cpu, x, w, out, add),
-        },
-        Panels::Quantized(w) => product_int8(cpu, narrow.quantize(cpu, x), w, out, add),
+        });
     }
 }
 
@@ -65,13 +130,15 @@ fn name(rows: usize) -> &'static str {
     }
 }
 
-fn work(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>) -> Work {
-    let (rows, weights) = (x.count(), w.rows() * w.cols());
-    let values = rows * (w.rows() + w.cols()) * size_of::<f32>();
+/// That of products with matrices of one form; `x` is read once.
+fn work<'a>(cpu: &Cpu, x: Rows<'_>, matrices: impl Iterator<Item = Panels<'a>> + Clone) -> Work {
+    let outputs: usize = matrices.clone().map(|w| w.rows()).sum();
+    let weights: usize = matrices.clone().map(|w| w.bytes()).sum();
+    let values = x.count() * (outputs + x.width()) * size_of::<f32>();
     Work {
-        operations: (2 * rows * weights) as f64,
-        bytes: (w.bytes() + values) as f64,
-        arithmetic: w.arithmetic(cpu),
+        operations: (2 * x.count() * outputs * x.width()) as f64,
+        bytes: (weights + values) as f64,
+        arithmetic: matrices.last().expect("a product has a matrix").arithmetic(cpu),
     }
 }
 
@@ -84,10 +151,10 @@ const PANELS: usize = 4;
 /// Rows of a task are a multiple of this, as far as there are enough of them.
 const ROWS: usize = 30;
 
-/// How a product is cut into tasks; changes who computes an output, never how.
+/// How products are cut into tasks; changes who computes an output, never how.
 struct Cut {
     rows: usize,
-    panels: usize,
+    outputs: usize,
 }
 
 impl Cut {
@@ -99,93 +166,18 @@ impl Cut {
         let panel_bytes = inputs * size_of::<f32>() * PANEL_LEN;
         let least = LEAST_TASK_BYTES.div_ceil((panel_bytes * rows.min(8)).max(1));
         let panels = panels.div_ceil(wanted).max(least).next_multiple_of(PANELS);
-        Cut { rows: rows_per_task, panels }
+        Cut { rows: rows_per_task, outputs: panels * PANEL_LEN }
     }
 
-    /// Calls `body` with the rows and the outputs of each task.
-    fn for_each_task(
-        &self,
-        cpu: &Cpu,
-        (rows, outputs): (usize, usize),
-        body: impl Fn(Range<usize>, Range<usize>) + Sync,
-    ) {
+    /// Tasks of a product.
+    fn tasks(&self, rows: usize, outputs: usize) -> usize {
+        rows.div_ceil(self.rows) * outputs.div_ceil(self.outputs)
+    }
+
+    /// Rows and outputs of one of them.
+    fn task(&self, task: usize, rows: usize, outputs: usize) -> (Range<usize>, Range<usize>) {
         let row_tasks = rows.div_ceil(self.rows);
-        let columns = self.panels * PANEL_LEN;
-        cpu.gang.run(row_tasks * outputs.div_ceil(columns), |_, task| {
-            let (i, j) = (task % row_tasks * self.rows, task / row_tasks * columns);
-            body(i..rows.min(i + self.rows), j..outputs.min(j + columns));
-        });
+        let (i, j) = (task % row_tasks * self.rows, task / row_tasks * self.outputs);
+        (i..rows.min(i + self.rows), j..outputs.min(j + self.outputs))
     }
-}
-
-fn product(cpu: &Cpu, x: Rows<'_>, w: StoredPanels<'_>, mut out: RowsMut<'_>, add: bool) {
-    let (rows, outputs) = (x.count(), out.width());
-    if rows == 0 || outputs == 0 {
-        return;
-    }
-    let row_bytes = x.width() * size_of::<f32>();
-    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), x.width());
-    let out_stride = out.stride();
-    let out = Shards::new(out.data());
-    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
-        // SAFETY: the rows and outputs lie inside x, w and out, whose shapes were compared above;
-        // tasks have disjoint outputs, and only these are touched.
-        let multiply = unsafe {
-            let x = (x.data().as_ptr().add(rows.start * x.stride()), x.stride());
-            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
-            let w = w.slice_rows(outputs.start, outputs.len());
-            Multiply::new(rows.len(), x, w, (out, out_stride), add)
-        };
-        cpu.isa.run(multiply);
-    });
-}
-
-/// As [`product`], `x` being the groups of `out.count()` rows.
-fn product_int8(cpu: &Cpu, x: &[Group], w: QuantizedPanels<'_>, mut out: RowsMut<'_>, add: bool) {
-    let (rows, outputs) = (out.count(), out.width());
-    if rows == 0 || outputs == 0 {
-        return;
-    }
-    let groups = x.len() / rows;
-    let row_bytes = groups * size_of::<Group>();
-    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), w.cols());
-    let out_stride = out.stride();
-    let out = Shards::new(out.data());
-    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
-        let x = &x[rows.start * groups..rows.end * groups];
-        let w = w.slice_rows(outputs.start, outputs.len());
-        // SAFETY: the rows and outputs lie inside out, whose shape was compared above; tasks have
-        // disjoint outputs, and only these are touched.
-        let multiply = unsafe {
-            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
-            MultiplyInt8::new(rows.len(), x, w, (out, out_stride), add)
-        };
-        cpu.isa.run(multiply);
-    });
-}
-
-/// As [`product`], `x` being the pairs of `out.count()` rows, `w` whole panels.
-fn product_bf16(cpu: &Cpu, x: &[Pair], w: &[bf16], mut out: RowsMut<'_>, add: bool) {
-    let (rows, outputs) = (out.count(), out.width());
-    if rows == 0 || outputs == 0 {
-        return;
-    }
-    let pairs = x.len() / rows;
-    let row_bytes = pairs * size_of::<Pair>();
-    let cut = Cut::new(cpu, rows, row_bytes, outputs.div_ceil(PANEL_LEN), 2 * pairs);
-    let out_stride = out.stride();
-    let out = Shards::new(out.data());
-    cut.for_each_task(cpu, (rows, outputs), |rows, outputs| {
-        let x = &x[rows.start * pairs..rows.end * pairs];
-        let panels = outputs.start / PANEL_LEN..outputs.end.div_ceil(PANEL_LEN);
-        let panel_values = 2 * pairs * PANEL_LEN;
-        let w = &w[panels.start * panel_values..panels.end * panel_values];
-        // SAFETY: the rows and outputs lie inside out, whose shape was compared above; tasks have
-        // disjoint outputs, and only these are touched.
-        let multiply = unsafe {
-            let out = out.as_mut_ptr().add(rows.start * out_stride + outputs.start);
-            MultiplyPairs::new(rows.len(), x, (w, outputs.len()), (out, out_stride), add)
-        };
-        cpu.isa.run(multiply);
-    });
 }

@@ -6,9 +6,10 @@
 //! it, or where in the batch it lies: the sum over `k` runs in one order always.
 
 mod cpu;
+pub(crate) mod inputs;
 pub mod naive;
 pub(crate) mod pairs;
 pub(crate) mod strip;
 pub(crate) mod tile;
 
-pub use cpu::{gemm, gemm_add};
+pub use cpu::{MOST_MATRICES, Product, gemm, gemm_add, gemm_each};

@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::strip::{AHEAD_BYTES, put};
+use super::strip::{Ahead, put};
 use crate::panels::PANEL_LEN;
 use crate::simd::{Bf16, Bf16Kernel, Kernel, Simd};
 
@@ -123,7 +123,7 @@ impl MultiplyPairs<'_> {
             let height = left.div_ceil(left.div_ceil(most));
             let i = self.rows - left;
             let panel_bytes = self.pairs() * PANEL_LEN * size_of::<Pair>();
-            let ahead = if i == 0 { AHEAD_BYTES } else { panels * panel_bytes };
+            let ahead = Ahead::of(i, panels, panel_bytes);
             match height {
                 1 => self.tile::<S, 1, VECTORS>(s, i, j, ahead),
                 2 => self.tile::<S, 2, VECTORS>(s, i, j, ahead),
@@ -142,7 +142,7 @@ impl MultiplyPairs<'_> {
         s: S,
         i: usize,
         j: usize,
-        ahead: usize,
+        ahead: Ahead,
     ) {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
         let f = s.floats();
@@ -156,6 +156,7 @@ impl MultiplyPairs<'_> {
             let x: [*const Pair; M] = std::array::from_fn(|r| self.x.as_ptr().add((i + r) * pairs));
             let mut w = self.w.as_ptr().add(j / PANEL_LEN * panel_values);
             for at in 0..pairs {
+                let ahead = ahead.at(at * PANEL_LEN * size_of::<Pair>());
                 let weights: [S::P; VECTORS] = std::array::from_fn(|c| {
                     let line = w.wrapping_add(c / of_panel * panel_values);
                     if c % of_panel == 0 {

@@ -10,7 +10,38 @@ use crate::panels::{PANEL_LEN, PanelValue, StoredPanels};
 use crate::simd::{Kernel, Simd};
 
 /// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
-pub(crate) const AHEAD_BYTES: usize = 2048;
+const AHEAD_BYTES: usize = 2048;
+
+/// How far ahead of what is read memory is asked for, in panels that are read beside each other.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead {
+    bytes: usize,
+    /// What is added from here on in each panel: the next ones lie behind those beside it.
+    turn: usize,
+    beyond: usize,
+}
+
+impl Ahead {
+    /// For the piece that begins with row `row`. The first piece reads the weights from memory, and
+    /// at the end of its panels goes on with the next ones; while further pieces find them in a
+    /// cache, those are fetched.
+    pub(crate) fn of(row: usize, panels: usize, panel_bytes: usize) -> Ahead {
+        match row {
+            0 => Ahead {
+                bytes: AHEAD_BYTES,
+                turn: panel_bytes.saturating_sub(AHEAD_BYTES),
+                beyond: (panels - 1) * panel_bytes,
+            },
+            _ => Ahead { bytes: panels * panel_bytes, turn: usize::MAX, beyond: 0 },
+        }
+    }
+
+    /// Bytes ahead of what lies `at` bytes into a panel.
+    #[inline(always)]
+    pub(crate) fn at(self, at: usize) -> usize {
+        self.bytes + if at >= self.turn { self.beyond } else { 0 }
+    }
+}
 
 /// A stored value that panels of weights are made of.
 trait Weight: PanelValue + Send + Sync + 'static {
@@ -131,10 +162,7 @@ impl<E: Weight> Strip<E> {
         while left > 0 {
             let height = left.div_ceil(left.div_ceil(most));
             let i = self.rows - left;
-            // The first piece reads the weights from memory; while further ones find them in a
-            // cache, the next panels are fetched.
-            let ahead =
-                if i == 0 { AHEAD_BYTES } else { panels * self.panel_values * size_of::<E>() };
+            let ahead = Ahead::of(i, panels, self.panel_values * size_of::<E>());
             match height {
                 1 => self.tile::<S, 1, VECTORS>(s, i, j, ahead),
                 2 => self.tile::<S, 2, VECTORS>(s, i, j, ahead),
@@ -153,7 +181,7 @@ impl<E: Weight> Strip<E> {
         s: S,
         i: usize,
         j: usize,
-        ahead: usize,
+        ahead: Ahead,
     ) {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
         let panel_values = self.panel_values;
@@ -166,6 +194,7 @@ impl<E: Weight> Strip<E> {
             let mut acc = [[s.splat(0.0); VECTORS]; M];
             let mut at = 0;
             while at < whole {
+                let ahead = ahead.at(at * PANEL_LEN * size_of::<E>());
                 let (first, second) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
                 if E::INPUTS == 2 {
@@ -175,6 +204,7 @@ impl<E: Weight> Strip<E> {
                 w = w.wrapping_add(PANEL_LEN * E::INPUTS);
             }
             if at < self.inputs {
+                let ahead = ahead.at(at * PANEL_LEN * size_of::<E>());
                 let (first, _) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
             }

@@ -7,7 +7,7 @@
 mod cpu;
 pub mod naive;
 
-pub use cpu::{attend, scratch_len};
+pub use cpu::{Workspace, attend, scratch_len};
 
 use crate::arena::Arena;
 use crate::attention::{KvPlace, write_columns, write_rows};

@@ -9,16 +9,19 @@
 
 use std::ops::Range;
 
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 
 use super::{Job, Shape, Workspace};
 use crate::attention::{
-    Keys, KvDtype, Queries, Softmax, Tile, core_scratch, finish_row, merge_row, row_tasks,
-    softmax_len,
+    Keys, KvDtype, MOST_ROWS, Queries, RowTask, Segments, Softmax, Tile, Totals, Unit,
+    core_scratch, first_tasks, row_tasks, softmax_len,
 };
-use crate::gemm::strip::Multiply;
-use crate::rows::RowsMut;
+use crate::device::Cpu;
+use crate::gemm::inputs::Inputs;
+use crate::panels::Panels;
+use crate::quant::{GROUP_LEN, Group, quantize_row};
+use crate::rows::{Rows, RowsMut};
 use crate::scratch::{Pieces, Scratch, take};
 use crate::simd::{Element, Kernel, Simd};
 use crate::span::{BLOCK_LEN, SEGMENT_LEN, Span};
@@ -28,59 +31,30 @@ use crate::threads::Shards;
 const ROWS: usize = 4;
 /// Most heads per task: they share each read of a latent row.
 const HEADS: usize = 16;
-/// Rows that are in the latent space at once, and rows of segments that are attended at once.
-const MOST_ROWS: usize = 64;
-
-/// Some rows of a span.
-pub(super) type Task = (usize, Range<usize>);
-
-/// One segment of what the rows of a task see.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Unit {
-    /// The task.
-    task: usize,
-    /// The first row of the task among those in the latent space.
-    first_row: usize,
-    /// The same among the rows of the segments attended at once.
-    first_part: usize,
-    segment: usize,
-}
-
 /// Working memory that threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Queries in the latent space, `[row][head][rank + rope]`.
     queries: Vec<f32>,
-    /// What rows attended to in one segment, then in all so far: rows of a [`Softmax`],
-    /// `[row][head]`.
-    parts: Vec<f32>,
-    totals: Vec<f32>,
-    units: Vec<Unit>,
+    segments: Segments,
 }
 
 impl Shared {
     pub(super) fn new(shape: Shape) -> Shared {
-        let rows = MOST_ROWS * shape.heads;
-        let softmax = vec![0.0; softmax_len(rows, shape.rank)];
         Shared {
-            queries: vec![0.0; rows * shape.row()],
-            parts: softmax.clone(),
-            totals: softmax,
-            // A unit has at least one row.
-            units: Vec::with_capacity(MOST_ROWS),
+            queries: vec![0.0; MOST_ROWS * shape.heads * shape.row()],
+            segments: Segments::new(shape.heads, shape.rank),
         }
     }
 
     /// Values of working memory for layers of this shape.
     pub(super) fn len(shape: Shape) -> usize {
-        let rows = MOST_ROWS * shape.heads;
-        rows * shape.row() + 2 * softmax_len(rows, shape.rank)
+        MOST_ROWS * shape.heads * shape.row() + Segments::len(shape.heads, shape.rank)
     }
 
     pub(super) fn fill(&mut self, value: f32) {
-        for memory in [&mut self.queries, &mut self.parts, &mut self.totals] {
-            memory.fill(value);
-        }
+        self.queries.fill(value);
+        self.segments.fill(value);
     }
 }
 
@@ -88,7 +62,9 @@ impl Shared {
 pub(super) fn scratch_len(shape: Shape) -> usize {
     let rows = ROWS * HEADS;
     let attend = rows * shape.row() + softmax_len(rows, shape.rank) + core_scratch(rows);
-    attend.max(MOST_ROWS * shape.nope.max(shape.value_dim))
+    let absorb = shape.nope + Group::scratch_len(shape.nope);
+    let project = shape.rank + shape.value_dim + Group::scratch_len(shape.rank);
+    attend.max(MOST_ROWS * absorb.max(project))
 }
 
 pub(super) fn attend(
@@ -111,13 +87,8 @@ pub(super) fn attend(
     let scratch = scratch.pieces(job.cpu.gang.threads(), scratch_len(shape));
     let mut rest = &work.tasks[..];
     while !rest.is_empty() {
-        let mut rows = 0;
-        let fit = rest.iter().take_while(|(_, range)| {
-            rows += range.len();
-            rows <= MOST_ROWS
-        });
-        let (tasks, behind) = rest.split_at(fit.count());
-        rest = behind;
+        let tasks;
+        (tasks, rest) = first_tasks(rest);
         Together { job, tasks, scratch: &scratch }.run(&mut work.shared, out);
     }
 }
@@ -125,34 +96,18 @@ pub(super) fn attend(
 /// Up to 64 rows of some spans.
 struct Together<'a> {
     job: Job<'a>,
-    tasks: &'a [Task],
+    tasks: &'a [RowTask],
     scratch: &'a Pieces<'a>,
 }
 
 impl Together<'_> {
     fn run(&self, shared: &mut Shared, out: &mut RowsMut<'_>) {
-        let Shared { queries, parts, totals, units } = shared;
+        let Shared { queries, segments } = shared;
         self.absorb(queries);
-        let rows = self.rows().count() * self.job.shape.heads;
-        let totals = &mut totals[..softmax_len(rows, self.job.shape.rank)];
-        Softmax::empty(totals, self.job.shape.rank);
-        units.clear();
-        let (mut first_row, mut first_part) = (0, 0);
-        for (task, (span, rows)) in self.tasks.iter().enumerate() {
-            let end = self.job.paged.spans.all()[*span].start + rows.end;
-            for segment in 0..end.div_ceil(SEGMENT_LEN) {
-                if first_part + rows.len() > MOST_ROWS {
-                    self.attend_segments(units, queries, parts, totals);
-                    units.clear();
-                    first_part = 0;
-                }
-                units.push(Unit { task, first_row, first_part, segment });
-                first_part += rows.len();
-            }
-            first_row += rows.len();
-        }
-        self.attend_segments(units, queries, parts, totals);
-        self.project(totals, out);
+        let spans = self.job.paged.spans.all();
+        let attend = |units: &[Unit], parts: Shards<'_, f32>| self.attend(units, queries, parts);
+        let totals = segments.attend(self.job.cpu, (self.tasks, spans), attend);
+        self.project(&totals, out);
     }
 
     /// The rows, as those of the batch.
@@ -171,7 +126,8 @@ impl Together<'_> {
         let queries = Shards::new(&mut queries[..count * stride]);
         cpu.gang.run(shape.heads, |worker, head| {
             // SAFETY: this is the worker.
-            let gathered = unsafe { self.scratch.of(worker) };
+            let mut rest = unsafe { self.scratch.of(worker) };
+            let gathered = take(&mut rest, count * nope);
             for (i, r) in self.rows().enumerate() {
                 let q = &q.row(r)[head * shape.query()..][..shape.query()];
                 gathered[i * nope..(i + 1) * nope].copy_from_slice(&q[..nope]);
@@ -179,30 +135,21 @@ impl Together<'_> {
                 // SAFETY: this task alone writes this head of the rows.
                 unsafe { queries.slice_mut(at..at + shape.rope) }.copy_from_slice(&q[nope..]);
             }
-            assert!(count * nope <= gathered.len() && count * stride <= queries.len());
-            // SAFETY: `gathered` and `queries` hold `count` rows by the assertion, and this task
-            // alone writes this head's first `rank` values of them.
-            let multiply = unsafe {
+            assert!(count * stride <= queries.len());
+            // SAFETY: `queries` holds `count` rows by the assertion, and this task alone writes this
+            // head's first `rank` values of them.
+            unsafe {
                 let out = (queries.as_mut_ptr().add(head * row), stride);
-                let x = (gathered.as_ptr(), nope);
-                Multiply::new(count, x, up.keys_transposed(head), out, false)
-            };
-            cpu.isa.run(multiply);
+                multiply(cpu, Rows::new(gathered, nope), up.keys_transposed(head), rest, out);
+            }
         });
     }
 
-    /// Attends some segments, then adds them to `totals` in order.
-    fn attend_segments(
-        &self,
-        units: &[Unit],
-        queries: &[f32],
-        parts: &mut [f32],
-        totals: &mut [f32],
-    ) {
+    /// Attends some segments.
+    fn attend(&self, units: &[Unit], queries: &[f32], parts: Shards<'_, f32>) {
         let Job { cpu, shape, .. } = self.job;
         let groups = head_groups(shape.heads, units.len(), cpu.gang.threads());
         let most_heads = shape.heads.div_ceil(groups);
-        let shards = Shards::new(parts);
         cpu.gang.run(units.len() * groups, |worker, task| {
             let unit = units[task / groups];
             let (span, rows) = &self.tasks[unit.task];
@@ -216,35 +163,27 @@ impl Together<'_> {
                 queries,
                 // SAFETY: this is the worker.
                 scratch: unsafe { self.scratch.of(worker) },
-                parts: shards,
+                parts,
             });
-        });
-        let totals = Shards::new(totals);
-        cpu.gang.run(shape.heads, |_, head| {
-            cpu.isa.run(Merge { shape, tasks: self.tasks, units, head, parts, totals });
         });
     }
 
     /// Projects the attended latents to the heads' values.
-    fn project(&self, totals: &mut [f32], out: &mut RowsMut<'_>) {
+    fn project(&self, totals: &Totals<'_>, out: &mut RowsMut<'_>) {
         let Job { cpu, shape, up, .. } = self.job;
-        let (dv, len) = (shape.value_dim, softmax_len(1, shape.rank));
-        let stride = shape.heads * len;
+        let (dv, rank) = (shape.value_dim, shape.rank);
         let count = self.rows().count();
         let out_stride = out.stride();
-        let (out, totals) = (Shards::new(out.data()), Shards::new(totals));
-        cpu.gang.run(shape.heads, |worker, head| {
+        let out = Shards::new(out.data());
+        totals.for_each_head(cpu, |worker, head, rows| {
             // SAFETY: this is the worker.
-            let values = unsafe { self.scratch.of(worker) };
-            cpu.isa.run(Finish { rows: count, at: head * len, stride, len, totals });
-            assert!(count * dv <= values.len() && count * stride <= totals.len());
-            // SAFETY: `totals` and `values` hold `count` rows by the assertion, and this task alone
-            // uses this head's.
-            let multiply = unsafe {
-                let x = (totals.as_mut_ptr().add(head * len).cast_const(), stride);
-                Multiply::new(count, x, up.values(head), (values.as_mut_ptr(), dv), false)
-            };
-            cpu.isa.run(multiply);
+            let mut rest = unsafe { self.scratch.of(worker) };
+            let attended = take(&mut rest, count * rank);
+            rows.copy_to(cpu, attended);
+            let values = take(&mut rest, count * dv);
+            let attended = Rows::new(attended, rank);
+            // SAFETY: `values` was cut to `count` rows.
+            unsafe { multiply(cpu, attended, up.values(head), rest, (values.as_mut_ptr(), dv)) };
             for (values, r) in values.chunks_exact(dv).zip(self.rows()) {
                 let at = r * out_stride + head * dv;
                 // SAFETY: this task alone writes this head of the rows.
@@ -252,6 +191,34 @@ impl Together<'_> {
             }
         });
     }
+}
+
+/// `out = x wᵀ`, on this thread; `scratch` is for `x` in groups.
+///
+/// # Safety
+/// As many rows of `out` as of `x` are valid for writes of `w.rows` values, and nothing else uses
+/// them meanwhile.
+unsafe fn multiply(
+    cpu: &Cpu,
+    x: Rows<'_>,
+    w: Panels<'_>,
+    scratch: &mut [f32],
+    out: (*mut f32, usize),
+) {
+    let per_row = x.width().div_ceil(GROUP_LEN);
+    let inputs = match w {
+        Panels::Stored(_) => Inputs::Stored(x),
+        Panels::Quantized(_) => {
+            let scratch = &mut scratch[..x.count() * Group::scratch_len(x.width())];
+            let groups: &mut [Group] = cast_slice_mut(scratch);
+            for (i, groups) in groups.chunks_exact_mut(per_row).enumerate() {
+                quantize_row(cpu, x.row(i), groups);
+            }
+            Inputs::Int8(groups, per_row)
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { inputs.multiply(cpu, 0..x.count(), (w, 0..w.rows()), out, false) };
 }
 
 /// Into how many groups heads are cut: so many that no task has more than it should, or twice as
@@ -335,59 +302,6 @@ impl Segment<'_> {
             let at = (position * shape.heads + head) * part.len();
             // SAFETY: this task alone writes these heads of these rows.
             unsafe { self.parts.slice_mut(at..at + part.len()) }.copy_from_slice(part);
-        }
-    }
-}
-
-/// Adds what one head attended to in some segments to its totals.
-struct Merge<'a> {
-    shape: Shape,
-    tasks: &'a [Task],
-    units: &'a [Unit],
-    head: usize,
-    parts: &'a [f32],
-    totals: Shards<'a, f32>,
-}
-
-impl Kernel for Merge<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let len = softmax_len(1, self.shape.rank);
-        let place = |row: usize| {
-            let at = (row * self.shape.heads + self.head) * len;
-            at..at + len
-        };
-        for unit in self.units {
-            for i in 0..self.tasks[unit.task].1.len() {
-                let part = &self.parts[place(unit.first_part + i)];
-                // SAFETY: this task alone uses this head's totals.
-                let total = unsafe { self.totals.slice_mut(place(unit.first_row + i)) };
-                merge_row(s, total, part);
-            }
-        }
-    }
-}
-
-/// Turns the totals of a head, in rows `stride` apart from `at` on, into what it attended.
-struct Finish<'a> {
-    rows: usize,
-    at: usize,
-    stride: usize,
-    len: usize,
-    totals: Shards<'a, f32>,
-}
-
-impl Kernel for Finish<'_> {
-    type Out = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for row in 0..self.rows {
-            let at = self.at + row * self.stride;
-            // SAFETY: this task alone uses this head's totals.
-            finish_row(s, unsafe { self.totals.slice_mut(at..at + self.len) });
         }
     }
 }

@@ -1,36 +1,48 @@
 //! Prompt rows: keys and values of a head are computed from the latents, tile by tile.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
+use bytemuck::cast_slice_mut;
 use half::bf16;
 
 use super::{Job, Shape};
-use crate::attention::{Keys, KvDtype, Queries, Running, Tile, row_tasks, running_scratch, widen};
+use crate::attention::{
+    Keys, KvDtype, Queries, RowTask, Running, Tile, row_tasks, running_scratch, widen,
+};
+use crate::device::Cpu;
 use crate::gemm::strip::Multiply;
-use crate::panels::StoredPanels;
+use crate::panels::Panels;
+use crate::quant::strip::MultiplyInt8;
+use crate::quant::{GROUP_LEN, Group, quantize_row};
 use crate::rows::RowsMut;
 use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd};
 use crate::span::{BLOCK_LEN, Span};
 use crate::threads::Shards;
 
-/// Rows of a span per task: the more, the fewer times a tile is expanded.
-const ROWS: usize = 512;
+/// Rows of a span per task: the more, the fewer times a tile is expanded; no more than keep all
+/// threads busy, but these at least and at most.
+const ROWS: RangeInclusive<usize> = 512..=2048;
 
-pub(super) fn scratch_len(shape: Shape) -> usize {
+pub(super) fn scratch_len(shape: Shape, most_rows: usize) -> usize {
+    let rows = most_rows.min(*ROWS.end());
     let tile = BLOCK_LEN * (shape.row() + shape.query() + shape.nope + shape.value_dim);
-    ROWS * shape.query() + tile + running_scratch(ROWS, shape.value_dim)
+    let narrow = BLOCK_LEN * Group::scratch_len(shape.rank);
+    rows * shape.query() + tile + narrow + running_scratch(rows, shape.value_dim)
 }
 
-/// One task per head and up to 512 rows of a span.
+/// One task per head and up to 2,048 rows of a span.
 pub(super) fn attend(
     job: Job<'_>,
     scratch: &mut Scratch,
-    tasks: &mut Vec<(usize, Range<usize>)>,
+    tasks: &mut Vec<RowTask>,
     out: &mut RowsMut<'_>,
 ) {
     let shape = job.shape;
-    row_tasks(job.paged.spans.all(), ROWS, |span| 0..span.absorbed_from, tasks);
+    let rows: usize = job.paged.spans.all().iter().map(|span| span.absorbed_from).sum();
+    let fair = (rows * shape.heads / (2 * job.cpu.gang.threads())).next_multiple_of(BLOCK_LEN);
+    let most = fair.clamp(*ROWS.start(), *ROWS.end());
+    row_tasks(job.paged.spans.all(), most, |span| 0..span.absorbed_from, tasks);
     if tasks.is_empty() {
         return;
     }
@@ -39,7 +51,8 @@ pub(super) fn attend(
         let pair = 2 * (shape.query() + shape.value_dim);
         job.work(|span| 0..span.absorbed_from, [0, pair, expansion])
     });
-    let scratch = scratch.pieces(job.cpu.gang.threads(), scratch_len(shape));
+    let longest = tasks.iter().map(|(_, rows)| rows.len()).max().unwrap_or(0);
+    let scratch = scratch.pieces(job.cpu.gang.threads(), scratch_len(shape, longest));
     let stride = out.stride();
     let shards = Shards::new(out.data());
     job.cpu.gang.run(tasks.len() * shape.heads, |worker, task| {
@@ -87,6 +100,7 @@ impl Kernel for Task<'_> {
             rows: take(&mut rest, BLOCK_LEN * shape.nope),
             keys: take(&mut rest, BLOCK_LEN * dq),
             values: take(&mut rest, BLOCK_LEN * dv),
+            narrow: cast_slice_mut(take(&mut rest, BLOCK_LEN * Group::scratch_len(shape.rank))),
         };
         let mut running = Running::new(queries, dv, rest);
         for at in (0..queries.end()).step_by(BLOCK_LEN) {
@@ -100,7 +114,7 @@ impl Kernel for Task<'_> {
                 }
             };
             let up = [self.job.up.keys(self.head), self.job.up.values(self.head)];
-            expanded.fill(s, shape, latents, up);
+            expanded.fill(s, (self.job.cpu, shape), latents, up);
             let keys = Keys::Columns(&*expanded.keys, &[]);
             running.tile(s, Tile { at, keys, values: (&*expanded.values, dv), fetch: &[] });
         }
@@ -122,6 +136,8 @@ struct Expanded<'a> {
     keys: &'a mut [f32],
     /// `up_v ĉ`, `[64][value_dim]`.
     values: &'a mut [f32],
+    /// The latents in groups, for a quantised up-projection.
+    narrow: &'a mut [Group],
 }
 
 impl Expanded<'_> {
@@ -130,22 +146,34 @@ impl Expanded<'_> {
     fn fill<S: Simd>(
         &mut self,
         s: S,
-        shape: Shape,
+        (cpu, shape): (&Cpu, Shape),
         latents: &[f32],
-        [up_keys, up_values]: [StoredPanels<'_>; 2],
+        up: [Panels<'_>; 2],
     ) {
         let (row, rank, nope, dv) = (shape.row(), shape.rank, shape.nope, shape.value_dim);
         let rows = latents.len() / row;
-        assert!(rows <= BLOCK_LEN && up_keys.cols() == rank && up_values.cols() == rank);
-        assert!((up_keys.rows(), up_values.rows()) == (nope, dv));
+        assert!(rows <= BLOCK_LEN && up.map(|up| up.cols()) == [rank; 2]);
+        assert!(up.map(|up| up.rows()) == [nope, dv]);
         assert!(self.rows.len() >= rows * nope && self.values.len() >= rows * dv);
-        let latent_rows = (latents.as_ptr(), row);
-        // SAFETY: `latents` is `rows` rows of `row >= rank` values, `rows` and `values` hold as
-        // many rows of `nope` and `dv` values by the assertions.
-        unsafe {
-            let (keys, values) = (self.rows.as_mut_ptr(), self.values.as_mut_ptr());
-            Multiply::new(rows, latent_rows, up_keys, (keys, nope), false).run(s);
-            Multiply::new(rows, latent_rows, up_values, (values, dv), false).run(s);
+        let groups = &mut self.narrow[..rows * rank.div_ceil(GROUP_LEN)];
+        if let Panels::Quantized(_) = up[0] {
+            let of_rows = groups.chunks_exact_mut(rank.div_ceil(GROUP_LEN));
+            for (latent, groups) in latents.chunks_exact(row).zip(of_rows) {
+                quantize_row(cpu, &latent[..rank], groups);
+            }
+        }
+        for (up, out) in up.into_iter().zip([&mut *self.rows, &mut *self.values]) {
+            let (latents, out) = ((latents.as_ptr(), row), (out.as_mut_ptr(), up.rows()));
+            // SAFETY: `latents` is `rows` rows of `row >= rank` values, `rows` and `values` hold as
+            // many rows of `nope` and `dv` values by the assertions.
+            unsafe {
+                match up {
+                    Panels::Stored(up) => Multiply::new(rows, latents, up, out, false).run(s),
+                    Panels::Quantized(up) => {
+                        MultiplyInt8::new(rows, groups, up, out, false).run(s);
+                    }
+                }
+            }
         }
         let (own, shared) = self.keys.split_at_mut(nope * BLOCK_LEN);
         to_columns(self.rows.chunks_exact(nope).take(rows), own);

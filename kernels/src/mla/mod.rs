@@ -9,6 +9,9 @@
 //! * **absorbed** (generated rows, and the prompt's last cell): the query is taken into the latent
 //!   space, `q_lat = up_kᵀ q`, attends latents directly, and the attended latent is projected.
 //!
+//! A quantised up-projection multiplies 8-bit rows, as all quantised weights do: latents in the first
+//! form, queries and attended latents in the second.
+//!
 //! Which row takes which form is written in its span (`absorbed_from`), never guessed from a length
 //! here. Scores are times `(nope + rope)^-1/2`, causal, softmax in f32. In Kimi's models the shared
 //! part is not rotated, but it is still projected, cached and scored.
@@ -23,7 +26,7 @@ pub use up::Up;
 use std::ops::Range;
 
 use crate::arena::Arena;
-use crate::attention::{KvPlace, Paged, write_rows};
+use crate::attention::{KvPlace, Paged, RowTask, write_rows};
 use crate::device::Cpu;
 use crate::meter::{SPECIAL, Work};
 use crate::rows::{Rows, RowsMut};
@@ -66,9 +69,9 @@ impl Shape {
     }
 }
 
-/// Values of scratch that [`attend`] needs per thread.
-pub fn scratch_len(shape: Shape) -> usize {
-    expanded::scratch_len(shape).max(absorbed::scratch_len(shape))
+/// Values of scratch that [`attend`] needs per thread for batches of up to `most_rows` rows.
+pub fn scratch_len(shape: Shape, most_rows: usize) -> usize {
+    expanded::scratch_len(shape, most_rows).max(absorbed::scratch_len(shape))
 }
 
 /// Writes the latent rows `[rows][rank + rope]` of every span to their blocks.
@@ -95,7 +98,7 @@ pub struct Inputs<'a, W> {
 #[derive(Debug, Default)]
 pub struct Workspace {
     /// Spans, and some of their rows.
-    tasks: Vec<(usize, Range<usize>)>,
+    tasks: Vec<RowTask>,
     shared: absorbed::Shared,
 }
 
@@ -159,8 +162,7 @@ impl Job<'_> {
         [per_row, per_pair, per_position]: [usize; 3],
     ) -> Work {
         let shape = self.shape;
-        let up_bytes = shape.heads * shape.up() * shape.rank * self.up.dtype().bytes();
-        let (mut operations, mut bytes) = (0, up_bytes);
+        let (mut operations, mut bytes) = (0, self.up.bytes());
         for span in self.paged.spans.all() {
             let rows = rows(span);
             if rows.is_empty() {

@@ -3,15 +3,34 @@
 use super::Shape;
 use crate::arena::{Arena, ArenaError};
 use crate::matrix::{Dtype, Matrix, Values};
-use crate::panels::{StoredPanels, pack, pack_transposed};
+use crate::panels::{Panels, StoredPanels, pack, pack_transposed};
+use crate::quant::{self, Quantization, QuantizedPanels};
 
 /// The up-projection of one layer in panels. Its key rows are there twice: a prompt multiplies
-/// latents by them, an absorbed query their transpose.
+/// latents by them, an absorbed query their transpose. Quantised, each of the two orders has
+/// scales along its own inputs.
 #[derive(Debug)]
 pub struct Up {
     shape: Shape,
-    dtype: Dtype,
+    order: Order,
     memory: Arena,
+}
+
+/// How values lie in panels.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    Stored(Dtype),
+    Quantized(Quantization),
+}
+
+impl Order {
+    /// Bytes of a matrix.
+    fn bytes(self, (outputs, inputs): (usize, usize)) -> usize {
+        match self {
+            Order::Stored(dtype) => StoredPanels::len(dtype, outputs, inputs) * dtype.bytes(),
+            Order::Quantized(quantization) => quantization.bytes(outputs, inputs),
+        }
+    }
 }
 
 /// A part of a head's up-projection.
@@ -26,41 +45,56 @@ enum Part {
 }
 
 impl Up {
-    /// A copy of `matrix`, `[heads * (nope + value), rank]`.
+    /// A copy of `matrix`, `[heads * (nope + value), rank]`, quantised if asked.
     ///
     /// # Errors
     /// When the system refuses the memory.
     ///
     /// # Panics
     /// When the matrix is not of the shape.
-    pub fn new(shape: Shape, matrix: Matrix<'_>) -> Result<Up, ArenaError> {
+    pub fn new(
+        shape: Shape,
+        matrix: Matrix<'_>,
+        quantization: Option<Quantization>,
+    ) -> Result<Up, ArenaError> {
         assert_eq!((matrix.rows, matrix.cols), (shape.heads * shape.up(), shape.rank));
-        let dtype = matrix.values.dtype();
-        let bytes = shape.heads * Up::head_values(shape, dtype) * dtype.bytes();
-        let mut up = Up { shape, dtype, memory: Arena::new(bytes)? };
+        let order = quantization.map_or(Order::Stored(matrix.values.dtype()), Order::Quantized);
+        let mut up = Up { shape, order, memory: Arena::new(Up::held_bytes(shape, order))? };
         for head in 0..shape.heads {
             let rows = matrix.slice_rows(head * shape.up(), shape.up());
             let keys = rows.slice_rows(0, shape.nope);
-            pack(keys, up.part_mut(head, Part::Keys));
-            pack_transposed(keys, up.part_mut(head, Part::KeysTransposed));
             let values = rows.slice_rows(shape.nope, shape.value_dim);
-            pack(values, up.part_mut(head, Part::Values));
+            for (part, matrix) in [(Part::Keys, keys), (Part::Values, values)] {
+                match order {
+                    Order::Stored(_) => pack(matrix, up.part_mut(head, part)),
+                    Order::Quantized(q) => quant::pack(q, matrix, up.part_mut(head, part)),
+                }
+            }
+            let out = up.part_mut(head, Part::KeysTransposed);
+            match order {
+                Order::Stored(_) => pack_transposed(keys, out),
+                Order::Quantized(q) => {
+                    let transposed = keys.transposed();
+                    let values = Values::F32(&transposed);
+                    quant::pack(q, Matrix::new(shape.rank, shape.nope, values), out);
+                }
+            }
         }
         Ok(up)
     }
 
     /// The key rows of a head, `[nope, rank]`.
-    pub(super) fn keys(&self, head: usize) -> StoredPanels<'_> {
+    pub(super) fn keys(&self, head: usize) -> Panels<'_> {
         self.panels(head, Part::Keys)
     }
 
     /// Their transpose, `[rank, nope]`.
-    pub(super) fn keys_transposed(&self, head: usize) -> StoredPanels<'_> {
+    pub(super) fn keys_transposed(&self, head: usize) -> Panels<'_> {
         self.panels(head, Part::KeysTransposed)
     }
 
     /// The value rows of a head, `[value_dim, rank]`.
-    pub(super) fn values(&self, head: usize) -> StoredPanels<'_> {
+    pub(super) fn values(&self, head: usize) -> Panels<'_> {
         self.panels(head, Part::Values)
     }
 
@@ -69,37 +103,51 @@ impl Up {
         self.shape
     }
 
-    /// How the values are encoded.
-    pub(super) fn dtype(&self) -> Dtype {
-        self.dtype
+    /// Bytes that a form reads of it: key rows in one order, and value rows.
+    pub(super) fn bytes(&self) -> usize {
+        let parts = [Part::Keys, Part::Values];
+        let of_head: usize = parts.map(|part| self.order.bytes(part.size(self.shape))).iter().sum();
+        self.shape.heads * of_head
     }
 
     fn part_mut(&mut self, head: usize, part: Part) -> &mut [u8] {
-        let (offset, len) = self.place(head, part);
-        self.memory.values_mut(offset, len * self.dtype.bytes())
+        let (offset, bytes) = self.place(head, part);
+        self.memory.values_mut(offset, bytes)
     }
 
-    fn panels(&self, head: usize, part: Part) -> StoredPanels<'_> {
-        let (offset, len) = self.place(head, part);
-        let (rows, cols) = part.size(self.shape);
-        StoredPanels::new(rows, cols, Values::of_arena(&self.memory, self.dtype, offset, len))
+    fn panels(&self, head: usize, part: Part) -> Panels<'_> {
+        let (offset, bytes) = self.place(head, part);
+        let (outputs, inputs) = part.size(self.shape);
+        match self.order {
+            Order::Stored(dtype) => {
+                let values = Values::of_arena(&self.memory, dtype, offset, bytes / dtype.bytes());
+                Panels::Stored(StoredPanels::new(outputs, inputs, values))
+            }
+            Order::Quantized(quantization) => {
+                let bytes = self.memory.values(offset, bytes);
+                Panels::Quantized(QuantizedPanels::new(quantization, outputs, inputs, bytes))
+            }
+        }
     }
 
-    /// Offset in bytes, and number of values.
+    /// Offset and length in bytes.
     fn place(&self, head: usize, part: Part) -> (usize, usize) {
-        let len = |part: Part| part.values(self.shape, self.dtype);
+        let bytes = |part: Part| self.order.bytes(part.size(self.shape));
         let before = match part {
             Part::Keys => 0,
-            Part::KeysTransposed => len(Part::Keys),
-            Part::Values => len(Part::Keys) + len(Part::KeysTransposed),
+            Part::KeysTransposed => bytes(Part::Keys),
+            Part::Values => bytes(Part::Keys) + bytes(Part::KeysTransposed),
         };
-        let head = head * Up::head_values(self.shape, self.dtype);
-        ((head + before) * self.dtype.bytes(), len(part))
+        (head * Up::held_bytes_of_head(self.shape, self.order) + before, bytes(part))
     }
 
-    fn head_values(shape: Shape, dtype: Dtype) -> usize {
+    fn held_bytes(shape: Shape, order: Order) -> usize {
+        shape.heads * Up::held_bytes_of_head(shape, order)
+    }
+
+    fn held_bytes_of_head(shape: Shape, order: Order) -> usize {
         let parts = [Part::Keys, Part::KeysTransposed, Part::Values];
-        parts.map(|part| part.values(shape, dtype)).iter().sum()
+        parts.map(|part| order.bytes(part.size(shape))).iter().sum()
     }
 }
 
@@ -111,10 +159,5 @@ impl Part {
             Part::KeysTransposed => (shape.rank, shape.nope),
             Part::Values => (shape.value_dim, shape.rank),
         }
-    }
-
-    fn values(self, shape: Shape, dtype: Dtype) -> usize {
-        let (rows, cols) = self.size(shape);
-        StoredPanels::len(dtype, rows, cols)
     }
 }

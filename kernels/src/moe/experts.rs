@@ -3,14 +3,12 @@
 use std::ops::Range;
 
 use super::Choice;
-use crate::device::{Compute, Cpu};
-use crate::gemm::pairs::{MultiplyPairs, Pair};
-use crate::gemm::strip::Multiply;
-use crate::matrix::Values;
+use crate::device::Cpu;
+use crate::gemm::inputs::{Form, Inputs};
+use crate::gemm::pairs::Pair;
 use crate::meter::Work;
 use crate::narrow::{Forms, NarrowRows, round_row};
 use crate::panels::{PANEL_LEN, Panels};
-use crate::quant::strip::MultiplyInt8;
 use crate::quant::{GROUP_LEN, Group, quantize_row};
 use crate::rows::{Rows, RowsMut};
 use crate::simd::{Kernel, Simd, load, math, store};
@@ -141,14 +139,14 @@ pub fn experts(
     work.sort(choices);
     let pairs = choices.len();
     let pair_of = work.pair_of[..pairs].iter().enumerate();
-    let form = Form::of(cpu, weights);
+    let form = form(cpu, weights);
     let per_row = form.per_row(hidden);
     let x = match form {
         Form::Stored => {
             for (i, pair) in pair_of {
                 work.x[pair * hidden..(pair + 1) * hidden].copy_from_slice(x.row(i / top_k));
             }
-            Inputs::Stored(&work.x[..pairs * hidden], per_row)
+            Inputs::Stored(Rows::new(&work.x[..pairs * hidden], hidden))
         }
         Form::Bf16 => {
             let rows = work.narrow_x.reserve_pairs(pairs, hidden);
@@ -196,45 +194,11 @@ pub fn experts(
     });
 }
 
-/// How inputs lie for an expert's products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Stored,
-    Bf16,
-    Int8,
-}
-
-impl Form {
-    /// Experts are quantised all or none, and rounded to bf16 only where all their weights are.
-    fn of(cpu: &Cpu, experts: &[ExpertWeights<Panels<'_>>]) -> Form {
-        let is_bf16 = |w| matches!(w, Panels::Stored(w) if matches!(w.values(), Values::Bf16(_)));
-        match experts[0].gate {
-            Panels::Quantized(_) => Form::Int8,
-            Panels::Stored(_) if cpu.compute == Compute::F32 => Form::Stored,
-            Panels::Stored(_) => {
-                let are_bf16 =
-                    experts.iter().all(|e| [e.gate, e.up, e.down].into_iter().all(is_bf16));
-                if are_bf16 { Form::Bf16 } else { Form::Stored }
-            }
-        }
-    }
-
-    /// Values, pairs or groups of a row of `width` values.
-    fn per_row(self, width: usize) -> usize {
-        match self {
-            Form::Stored => width,
-            Form::Bf16 => width.div_ceil(2),
-            Form::Int8 => width.div_ceil(GROUP_LEN),
-        }
-    }
-}
-
-/// Rows that experts multiply, and the values, pairs or groups of each.
-#[derive(Clone, Copy)]
-enum Inputs<'a> {
-    Stored(&'a [f32], usize),
-    Bf16(&'a [Pair], usize),
-    Int8(&'a [Group], usize),
+/// Experts are quantised all or none, and rounded to bf16 only where all their weights are.
+fn form(cpu: &Cpu, experts: &[ExpertWeights<Panels<'_>>]) -> Form {
+    let mut forms = experts.iter().flat_map(|e| [e.gate, e.up, e.down].map(|w| Form::of(cpu, w)));
+    let first = forms.next().expect("a layer has experts");
+    if forms.all(|form| form == first) { first } else { Form::Stored }
 }
 
 /// Where gates go in fewer bits.
@@ -258,7 +222,7 @@ struct Groups<'a> {
 }
 
 /// Outputs of an expert's matrix per task.
-const COLUMNS: usize = 6 * PANEL_LEN;
+const COLUMNS: usize = 8 * PANEL_LEN;
 
 impl Groups<'_> {
     /// Calls `body(expert, pairs, columns)` for every tile of every active expert.
@@ -327,7 +291,7 @@ fn gate_and_up<'a>(
         });
     }
     match narrow {
-        Narrow::None => Inputs::Stored(gate, inter),
+        Narrow::None => Inputs::Stored(Rows::new(gate, inter)),
         Narrow::Bf16(pairs) => Inputs::Bf16(pairs, Form::Bf16.per_row(inter)),
         Narrow::Int8(groups) => Inputs::Int8(groups, Form::Int8.per_row(inter)),
     }
@@ -365,34 +329,10 @@ unsafe fn tile(
     assert!(pairs.end * stride <= out.len() && columns.end <= stride);
     for from in pairs.clone().step_by(ROWS) {
         let rows = from..pairs.end.min(from + ROWS);
-        // SAFETY: in bounds by the assertion.
-        let out = unsafe { (out.as_mut_ptr().add(from * stride + columns.start), stride) };
-        match (x, w) {
-            (Inputs::Stored(x, width), Panels::Stored(w)) => {
-                assert_eq!(w.cols(), width);
-                let x = (x[from * width..rows.end * width].as_ptr(), width);
-                let w = w.slice_rows(columns.start, columns.len());
-                // SAFETY: the rows of x were just sliced, those of `out` are the caller's promise.
-                cpu.isa.run(unsafe { Multiply::new(rows.len(), x, w, out, false) });
-            }
-            (Inputs::Bf16(x, width), Panels::Stored(w)) => {
-                let x = &x[from * width..rows.end * width];
-                let Values::Bf16(values) = w.slice_rows(columns.start, columns.len()).values()
-                else {
-                    panic!("experts are bf16 all or none");
-                };
-                // SAFETY: the rows of `out` are the caller's promise.
-                cpu.isa.run(unsafe {
-                    MultiplyPairs::new(rows.len(), x, (values, columns.len()), out, false)
-                });
-            }
-            (Inputs::Int8(x, width), Panels::Quantized(w)) => {
-                let x = &x[from * width..rows.end * width];
-                let w = w.slice_rows(columns.start, columns.len());
-                // SAFETY: the rows of `out` are the caller's promise.
-                cpu.isa.run(unsafe { MultiplyInt8::new(rows.len(), x, w, out, false) });
-            }
-            _ => panic!("experts are quantised all or none"),
+        // SAFETY: in bounds by the assertion; the caller vouches for the rest.
+        unsafe {
+            let out = (out.as_mut_ptr().add(from * stride + columns.start), stride);
+            x.multiply(cpu, rows, (w, columns.clone()), out, false);
         }
     }
 }

@@ -101,6 +101,11 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    /// Values of f32 in whose place a row of `width` values lies in groups.
+    pub(crate) const fn scratch_len(width: usize) -> usize {
+        width.div_ceil(GROUP_LEN) * size_of::<Group>() / size_of::<f32>()
+    }
+
     /// What no product may rely on.
     pub(crate) const POISON: Group =
         Group { values: [-127; GROUP_LEN], sum: i32::MIN, scale: f32::NAN };

@@ -7,7 +7,7 @@
 use half::f16;
 
 use super::{GROUP_LEN, Group, LINE_BYTES, QUAD_LEN, Quantization, QuantizedPanels, SCALES_BYTES};
-use crate::gemm::strip::{AHEAD_BYTES, put};
+use crate::gemm::strip::{Ahead, put};
 use crate::panels::PANEL_LEN;
 use crate::simd::{Int8, Int8Kernel, Kernel, Simd};
 
@@ -73,14 +73,6 @@ impl Int8Kernel for MultiplyInt8<'_> {
     }
 }
 
-/// How far ahead of what is read memory is asked for.
-#[derive(Clone, Copy)]
-struct Ahead {
-    bytes: usize,
-    /// What is added where that leaves the panel, beside which others are read.
-    beyond: usize,
-}
-
 /// Vectors of a panel.
 const fn vectors<S: Int8>() -> usize {
     PANEL_LEN / <S::Floats as Simd>::LANES
@@ -135,13 +127,7 @@ impl MultiplyInt8<'_> {
         while left > 0 {
             let height = left.div_ceil(left.div_ceil(most));
             let i = self.rows - left;
-            // The first piece reads the weights from memory, and at the end of its panels goes on
-            // with the next ones. While further pieces find them in a cache, those are fetched.
-            let panel_bytes = self.panel_bytes::<BITS>();
-            let ahead = match i {
-                0 => Ahead { bytes: AHEAD_BYTES, beyond: (panels - 1) * panel_bytes },
-                _ => Ahead { bytes: panels * panel_bytes, beyond: 0 },
-            };
+            let ahead = Ahead::of(i, panels, self.panel_bytes::<BITS>());
             match height {
                 1 => self.tile::<S, BITS, 1, VECTORS>(s, i, j, ahead),
                 2 => self.tile::<S, BITS, 2, VECTORS>(s, i, j, ahead),
@@ -181,8 +167,7 @@ impl MultiplyInt8<'_> {
                 std::array::from_fn(|r| self.x.as_ptr().add((i + r) * self.groups));
             let mut w = self.w.bytes().as_ptr().add(j / PANEL_LEN * panel_bytes);
             for group in 0..self.groups {
-                let is_beyond = group * group_bytes::<BITS>() + ahead.bytes >= panel_bytes;
-                let ahead = ahead.bytes + if is_beyond { ahead.beyond } else { 0 };
+                let ahead = ahead.at(group * group_bytes::<BITS>());
                 let mut sums = [[s.splat_bytes(0); VECTORS]; M];
                 for c in (0..VECTORS).step_by(of_panel) {
                     f.prefetch(w.wrapping_add(c / of_panel * panel_bytes + ahead));

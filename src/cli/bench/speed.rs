@@ -16,7 +16,7 @@ use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
 use crate::cli::output::{JsonTarget, print};
-use crate::config::{EngineConfig, MOST_THREADS, MemorySize};
+use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, MOST_THREADS, MemorySize};
 use crate::engine::{Engine, EngineError, EngineLimits};
 use crate::models::{ModelFiles, WeightBytes};
 use case::{Case, MOST_SEQUENCES, step_tokens};
@@ -33,6 +33,9 @@ pub struct PrefillArgs {
     /// Lengths of prompts.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "512,4096")]
     pub tokens: Vec<usize>,
+    /// Most tokens of a step, as of the engine.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
+    pub max_num_batched_tokens: usize,
     /// How it is measured.
     #[command(flatten)]
     pub speed: SpeedArgs,
@@ -78,7 +81,7 @@ pub fn prefill(args: &PrefillArgs, isa: Isa) -> Result<(), CliError> {
     if let Some(tokens) = args.tokens.iter().find(|tokens| **tokens == 0) {
         return Err(CliError::Usage(format!("--tokens {tokens}: 1 or more")));
     }
-    run("prefill", &cases, &args.speed, isa)
+    run("prefill", (&cases, args.max_num_batched_tokens), &args.speed, isa)
 }
 
 /// Runs `bench decode`.
@@ -94,10 +97,17 @@ pub fn decode(args: &DecodeArgs, isa: Isa) -> Result<(), CliError> {
         args.sequences.iter().map(move |&sequences| Case::Decode { sequences, context, steps })
     };
     let cases: Vec<Case> = args.context.iter().flat_map(of).collect();
-    run("decode", &cases, &args.speed, isa)
+    let sequences = cases.iter().map(Case::sequences).max().unwrap_or(1);
+    run("decode", (&cases, step_tokens(sequences)), &args.speed, isa)
 }
 
-fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Result<(), CliError> {
+/// Measures the cases with steps of up to `step_tokens` tokens.
+fn run(
+    bench: &'static str,
+    (cases, step_tokens): (&[Case], usize),
+    args: &SpeedArgs,
+    isa: Isa,
+) -> Result<(), CliError> {
     let (common, rounds) = (&args.common, args.rounds);
     if !(1..=MOST_ROUNDS).contains(&rounds) {
         return Err(CliError::Usage(format!("--rounds {rounds}: 1 to {MOST_ROUNDS}")));
@@ -111,7 +121,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
     let all_rounds = rounds + usize::from(args.roofline);
     check_context(cases, all_rounds, files.spec.context)?;
     let weights = files.weight_bytes()?.unwrap_or(WeightBytes { stored: 0, held: 0 });
-    let config = config(&files, cases, all_rounds, threads)?;
+    let config = config(&files, (cases, step_tokens), all_rounds, threads)?;
     let (loading, show) = loading_bar(common.quiet);
     let mut builder = Engine::builder(files).isa(isa).config(config).on_load(show);
     let limits = builder.limits().map_err(advise)?;
@@ -142,6 +152,7 @@ fn run(bench: &'static str, cases: &[Case], args: &SpeedArgs, isa: Isa) -> Resul
         machine: Machine::this(isa),
         threads,
         rounds,
+        max_num_batched_tokens: step_tokens,
         quantize: common.weights.quantization().map(Quantization::as_str),
         compute: compute.as_str(),
         kv_dtype: kv_dtype.as_str(),
@@ -177,7 +188,7 @@ fn check_context(cases: &[Case], rounds: usize, context: usize) -> Result<(), Cl
 /// The limits of an engine that just holds each of the cases.
 fn config(
     files: &ModelFiles,
-    cases: &[Case],
+    (cases, step_tokens): (&[Case], usize),
     rounds: usize,
     threads: usize,
 ) -> Result<EngineConfig, CliError> {
@@ -190,7 +201,7 @@ fn config(
     // One sequence of the longest case must fit whatever the others need.
     bytes = bytes.max(pool_bytes(files, 1, longest)?);
     Ok(EngineConfig {
-        max_num_batched_tokens: step_tokens(sequences),
+        max_num_batched_tokens: step_tokens,
         max_num_seqs: Some(sequences),
         max_model_len: Some(longest),
         device_memory: MemorySize::Bytes(bytes),
@@ -249,7 +260,7 @@ mod tests {
     }
 
     fn config_of(files: &ModelFiles, cases: &[Case]) -> EngineConfig {
-        config(files, cases, 5, 1).expect("a config")
+        config(files, (cases, 512), 5, 1).expect("a config")
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Report {
     pub machine: Machine,
     pub threads: usize,
     pub rounds: usize,
+    /// Most tokens of a step.
+    pub max_num_batched_tokens: usize,
     /// How large matrices are quantised, where they are.
     pub quantize: Option<&'static str>,
     /// How bf16 weights are multiplied.
@@ -98,7 +100,12 @@ impl fmt::Display for Report {
         writeln!(f, "products   of bf16 weights in {compute}; rows of tokens kept in {kv_dtype}")?;
         let peak = self.peak_rss_bytes.map_or("unknown".to_owned(), grouped);
         writeln!(f, "memory     pools {} bytes, peak {peak} bytes", grouped(self.pool_bytes))?;
-        writeln!(f, "threads    {}; {} rounds\n", self.threads, self.rounds)?;
+        let step = grouped(self.max_num_batched_tokens);
+        writeln!(
+            f,
+            "threads    {}; {} rounds; steps of up to {step} tokens\n",
+            self.threads, self.rounds
+        )?;
         let titles = format!("{:>9} {:>9} {:>9}", "min", "median", "max");
         writeln!(f, "{:<20}{:>29}    {:>29}", "", "tokens per CPU second", "per wall second")?;
         writeln!(f, "{:<20}{titles}    {titles}   busy %", "")?;
