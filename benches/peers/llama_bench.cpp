@@ -1,7 +1,9 @@
 // One measurement of llama.cpp through its public C interface, printed as one JSON object.
 //
-//   llama_bench MODEL.gguf THREADS prefill TOKENS
+//   llama_bench MODEL.gguf THREADS prefill TOKENS STEP
 //   llama_bench MODEL.gguf THREADS decode SEQUENCES CONTEXT STEPS
+//
+// STEP is how many tokens of a prompt go in one step.
 //
 // Only prompt steps are timed in a prefill, only decode steps in a decode; each is warmed up. CPU
 // time is that of the process. Token ids are random and the same in every run.
@@ -55,6 +57,7 @@ struct Batch {
 struct Bench {
     llama_model * model;
     llama_context * context = nullptr;
+    int step_tokens = STEP_TOKENS;
     int vocab;
     unsigned random = 12345;
 
@@ -67,7 +70,7 @@ struct Bench {
         llama_context_params params = llama_context_default_params();
         params.n_ctx = tokens;
         params.n_seq_max = sequences;
-        params.n_batch = params.n_ubatch = std::max(STEP_TOKENS, sequences);
+        params.n_batch = params.n_ubatch = std::max(step_tokens, sequences);
         params.n_threads = params.n_threads_batch = threads;
         params.no_perf = true;
         context = llama_init_from_model(model, params);
@@ -79,8 +82,8 @@ struct Bench {
     }
 
     void prompt(Batch & batch, int tokens, int sequence) {
-        for (int at = 0; at < tokens; at += STEP_TOKENS) {
-            const int rows = std::min(STEP_TOKENS, tokens - at);
+        for (int at = 0; at < tokens; at += step_tokens) {
+            const int rows = std::min(step_tokens, tokens - at);
             batch.clear();
             for (int i = at; i < at + rows; i++) batch.add(token(), i, sequence, i == tokens - 1);
             step(batch);
@@ -100,10 +103,10 @@ struct Bench {
 };
 
 int main(int argc, char ** argv) {
-    const bool is_prefill = argc == 5 && !strcmp(argv[3], "prefill");
+    const bool is_prefill = argc == 6 && !strcmp(argv[3], "prefill");
     const bool is_decode = argc == 7 && !strcmp(argv[3], "decode");
     if (!is_prefill && !is_decode) {
-        fail("usage: MODEL.gguf THREADS prefill TOKENS | decode SEQUENCES CONTEXT STEPS");
+        fail("usage: MODEL.gguf THREADS prefill TOKENS STEP | decode SEQUENCES CONTEXT STEPS");
     }
     const int threads = number(argv[2]);
     llama_log_set(
@@ -126,7 +129,8 @@ int main(int argc, char ** argv) {
     };
     if (is_prefill) {
         const int length = number(argv[4]);
-        Batch batch(STEP_TOKENS);
+        bench.step_tokens = std::max(number(argv[5]), 1);
+        Batch batch(bench.step_tokens);
         bench.open(length + 64, 1, threads);
         bench.prompt(batch, std::min(length, WARM_UP_TOKENS), 0);
         llama_memory_clear(llama_get_memory(bench.context), true);

@@ -31,9 +31,10 @@ DECODE_STEPS = 32
 BATCH_CONTEXT = 16
 
 
-def prefill(tokens):
-    ours = ["prefill", "--tokens", str(tokens)]
-    return f"prefill {tokens}", ours, ["prefill", str(tokens)]
+def prefill(tokens, step=512):
+    name = f"prefill {tokens}" + (f", steps of {step:,}" if step != 512 else "")
+    ours = ["prefill", "--tokens", str(tokens), "--max-num-batched-tokens", str(step)]
+    return name, ours, ["prefill", str(tokens), str(step)]
 
 
 def decode(name, sequences, context):
@@ -47,6 +48,7 @@ def decode(name, sequences, context):
 ROWS = [
     prefill(512),
     prefill(4096),
+    prefill(4096, step=2048),
     decode("decode, empty context", 1, 0),
     decode("decode at 4096", 1, 4096),
     decode("decode, 8 sequences", 8, BATCH_CONTEXT),
