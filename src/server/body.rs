@@ -6,11 +6,15 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
+use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use super::app::{App, Shared};
 use super::error::ApiError;
 use super::fields::Fields;
+
+/// A longer body takes more than about a millisecond to parse.
+const LONG_BYTES: usize = 64 << 10;
 
 /// A JSON object as the body of a request.
 #[derive(Debug)]
@@ -23,7 +27,10 @@ impl FromRequest<Shared> for Body {
         check_type(request.headers().get(CONTENT_TYPE))?;
         let bytes = read(app, request.into_body()).await?;
         // The parser itself refuses more than 128 levels.
-        match serde_json::from_slice(&bytes) {
+        let parse = || serde_json::from_slice(&bytes);
+        // What is long takes a while, in which the streams of the same thread must go on.
+        let parsed = if bytes.len() > LONG_BYTES { block_in_place(parse) } else { parse() };
+        match parsed {
             Ok(Value::Object(map)) => Ok(Body(Fields::of_body(map))),
             Ok(_) => Err(ApiError::invalid("invalid_json", "the body is not a JSON object")),
             Err(error) => {

@@ -276,6 +276,8 @@ fn connection(
         .header_read_timeout(app.config.header_timeout)
         .max_headers(MAX_HEADERS)
         .max_buf_size(MAX_HEADER_BYTES)
+        // A token is a few hundred bytes: to copy them costs less than to write a list of pieces.
+        .writev(false)
         .serve_connection(TokioIo::new(stream), service);
     let connection = connections.watch(connection);
     Box::pin(async move {

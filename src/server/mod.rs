@@ -37,6 +37,7 @@ mod tools;
 
 use std::fmt::Write;
 use std::io;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -70,7 +71,7 @@ pub fn run(
     on_ready: impl FnOnce(&Place) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(workers())
         .thread_name("deltapool-http")
         .enable_all()
         .build()?;
@@ -79,6 +80,14 @@ pub fn run(
     // What handlers still hold ends with the runtime, and the engine with what they hold.
     runtime.shutdown_background();
     outcome
+}
+
+/// Threads that serve connections. One writes some tens of thousands of tokens a second, more than
+/// the engine makes on a small machine, where a second would only be woken for the work of the
+/// first, and push the engine's threads off their processors.
+fn workers() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    (processors / 8).clamp(1, 4)
 }
 
 /// All routes.
