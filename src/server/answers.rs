@@ -142,15 +142,10 @@ impl Answers {
     pub fn is_late(&self) -> bool {
         self.is_late
     }
-
-    /// `usage` in the OpenAI shape, so far.
-    pub fn usage(&self) -> Value {
-        usage(self.prompt_tokens, self.generated_tokens, &self.figures)
-    }
 }
 
 /// `usage` in the OpenAI shape.
-pub fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures]) -> Value {
+fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures]) -> Value {
     // The choices of a request have the prompt in common.
     let first = figures.first().copied().unwrap_or_default();
     let (cached, written) = (first.cached_tokens, first.cache_write_tokens);
@@ -163,7 +158,7 @@ pub fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures])
 }
 
 /// What a request cost, under the names that are used everywhere.
-pub fn metrics(figures: &[Figures]) -> Value {
+fn metrics(figures: &[Figures]) -> Value {
     let mut map = Map::new();
     let prompt = figures.first().copied().unwrap_or_default();
     let ms = |time: Duration| time.as_micros() as f64 / 1e3;
@@ -218,6 +213,17 @@ impl Several {
         Several { all, turn: 0 }
     }
 
+    /// Waits for the first event of the first, as [`Answers::begin`] does.
+    ///
+    /// # Errors
+    /// When it has failed or waited too long already.
+    pub async fn begin(&mut self, patience: Duration) -> Result<(), ApiError> {
+        match self.all.first_mut() {
+            Some(first) => first.begin(patience).await,
+            None => Ok(()),
+        }
+    }
+
     /// The next event of any, and whose it is; none when all have ended. Nothing is lost when the
     /// future is dropped.
     pub async fn next(&mut self) -> Option<(usize, Result<Event, ApiError>)> {
@@ -251,5 +257,11 @@ impl Several {
             ..Figures::default()
         };
         usage(sum(|a| a.prompt_tokens), sum(|a| a.generated_tokens), &[figures])
+    }
+
+    /// What all together cost.
+    pub fn metrics(&self) -> Value {
+        let all: Vec<Figures> = self.all.iter().flat_map(|a| a.figures.clone()).collect();
+        metrics(&all)
     }
 }

@@ -83,12 +83,12 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Adds the usage so far to a chunk, or the null that stands for it until the last.
-    pub fn add_usage(self, chunk: &mut Value, usage: impl FnOnce() -> Value) {
+    /// The usage of a chunk: that so far, or the null that stands for it until the last.
+    pub fn chunk_usage(self, usage: impl FnOnce() -> Value) -> Option<Value> {
         if self.continuous_usage {
-            chunk["usage"] = usage();
-        } else if self.include_usage {
-            chunk["usage"] = Value::Null;
+            Some(usage())
+        } else {
+            self.include_usage.then_some(Value::Null)
         }
     }
 }

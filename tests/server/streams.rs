@@ -87,6 +87,36 @@ fn a_completion_streams_the_text_of_the_whole_answer_and_continuous_usage() {
     assert!(all.iter().all(|chunk| chunk["object"] == "text_completion"));
 }
 
+#[test]
+fn the_fields_of_a_chunk_stand_in_their_order_and_what_was_not_asked_for_is_not_there() {
+    let server = Server::start(&[]);
+    let plain = json!({ "stream": true, "max_tokens": 1 });
+    let ids = json!({ "stream": true, "max_tokens": 1, "return_token_ids": true });
+    let line = |path, fields: &Value, index: usize| {
+        let text = server.post(path, &body(path, fields.clone())).text();
+        let event = text.split("\n\n").nth(index).expect("an event").to_owned();
+        let (head, choices) = event.split_once(",\"choices\":").expect("choices");
+        let names = ["id", "object", "created", "model", "system_fingerprint"];
+        let places = names.map(|name| head.find(&format!("\"{name}\":")));
+        assert!(places[0] == Some("data: {".len()) && places.is_sorted(), "{head}");
+        choices.to_owned()
+    };
+    let role = r#"[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+    assert_eq!(line(CHAT, &plain, 0), role);
+    let delta =
+        r#"[{"index":0,"delta":{"content":" there"},"logprobs":null,"finish_reason":null}]}"#;
+    assert_eq!(line(CHAT, &plain, 1), delta);
+    let end =
+        r#"[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length","stop_reason":null}]}"#;
+    assert_eq!(line(CHAT, &plain, 2), end);
+    let text = r#"[{"index":0,"text":" there","logprobs":null,"finish_reason":"length""#;
+    let text = format!("{text},\"stop_reason\":null");
+    assert_eq!(line(TEXT, &plain, 0), format!("{text}}}]}}"));
+    let with_ids = line(TEXT, &ids, 0);
+    assert!(with_ids.starts_with(&format!("{text},\"token_ids\":[")), "{with_ids}");
+    assert!(with_ids.contains("],\"prompt_token_ids\":["), "{with_ids}");
+}
+
 /// Others sent a reason twice, none, or an empty one, or with several choices only that of the last
 /// (SGLang 8417 and 3912, vLLM 27572).
 #[test]

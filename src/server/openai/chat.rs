@@ -6,22 +6,24 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Ignored;
+use super::chunks::{Chunks, Envelope, Told};
 use super::logprobs::{self, TokenNames};
-use super::message::Message;
+use super::message::{Delta, Message};
 use crate::request::Event;
-use crate::server::answers::{Answers, failure, metrics};
+use crate::server::answers::{Answers, Several, failure};
 use crate::server::app::{App, Shared};
 use crate::server::body::Body;
 use crate::server::conversation::{Conversation, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::guard::RequestName;
-use crate::server::params::{self, Common, Delivery};
+use crate::server::params::{self, Common};
 use crate::server::replay;
-use crate::server::{now, random_id, sse, structure};
+use crate::server::{sse, structure};
 use crate::text::AnswerParser;
 
 /// Answers a conversation.
@@ -42,8 +44,8 @@ pub async fn handle(
     let ignored = Ignored::of(&app, fields)?;
     let mut chat = Chat::submit(&app, model, &name.0, &conversation, common)?;
     chat.answers.begin(app.patience()).await?;
-    let response = if chat.delivery.stream {
-        sse::response(chat, app.config.sse_keep_alive)
+    let response = if chat.envelope.delivery.stream {
+        sse::response(Chunks::new(chat, String::new()), app.config.sse_keep_alive)
     } else {
         Json(chat.collect().await?).into_response()
     };
@@ -71,18 +73,14 @@ fn logprobs(app: &App, fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 /// The answers to one conversation in the making.
 struct Chat {
     app: Shared,
-    id: String,
-    created: u64,
-    model: String,
-    delivery: Delivery,
-    answers: Answers,
+    envelope: Envelope,
+    /// Those of its one prompt.
+    answers: Several,
     choices: Vec<Choice>,
     prompt: Prompt,
     with_logprobs: bool,
     /// Only the first call of an answer is told of.
     is_single: bool,
-    has_usage_left: bool,
-    is_done: bool,
 }
 
 /// One answer in the making.
@@ -92,7 +90,7 @@ struct Choice {
     /// Tokens so far.
     tokens: Vec<u32>,
     /// What a stream has not sent yet: deltas, and what goes with the next of them.
-    deltas: Vec<Value>,
+    deltas: Vec<Delta>,
     logprobs: Vec<Value>,
     token_ids: Vec<u32>,
     has_role: bool,
@@ -137,17 +135,12 @@ impl Chat {
         let answers = Answers::new(app.submit(request, name)?, prompt_tokens, patience);
         Ok(Chat {
             app: app.clone(),
-            id: random_id("chatcmpl-"),
-            created: now(),
-            model,
-            delivery,
-            answers,
+            envelope: Envelope::new(app, "chatcmpl-", model, delivery),
+            answers: Several::new(vec![answers]),
             choices,
             prompt,
             with_logprobs,
             is_single: !tools.parallel,
-            has_usage_left: delivery.include_usage,
-            is_done: false,
         })
     }
 
@@ -158,20 +151,20 @@ impl Chat {
         }
         let names = TokenNames {
             tokenizer: &self.app.model.tokenizer,
-            as_ids: self.delivery.tokens_as_ids,
+            as_ids: self.envelope.delivery.tokens_as_ids,
         };
         let choice = &mut self.choices[event.choice];
         choice.tokens.extend(event.token);
         if let (Some(id), Some(logprobs)) = (event.token, &event.logprobs) {
             choice.logprobs.push(logprobs::chat(names, id, logprobs));
         }
-        if self.delivery.token_ids {
+        if self.envelope.delivery.token_ids {
             choice.token_ids.extend(event.token);
         }
         let mut pieces = choice.parser.as_mut().map_or(Vec::new(), |p| p.push(&event.text));
         if let Some(finish) = &event.finish {
             pieces.extend(choice.parser.take().map_or(Vec::new(), AnswerParser::finish));
-            choice.finish = Some(self.answers.reason(&finish.reason));
+            choice.finish = Some(self.answers.all[0].reason(&finish.reason));
         }
         for piece in pieces {
             if let Some(delta) = choice.message.take_in(piece, self.is_single) {
@@ -193,128 +186,124 @@ impl Chat {
         Ok(event.choice)
     }
 
-    /// The fields of a choice beside its message or delta.
-    fn rest(&mut self, index: usize) -> Map<String, Value> {
-        let choice = &mut self.choices[index];
-        let mut rest = Map::new();
-        let logprobs = mem::take(&mut choice.logprobs);
-        let logprobs = self.with_logprobs.then(|| json!({ "content": logprobs }));
-        rest.insert("logprobs".to_owned(), logprobs.into());
-        if self.delivery.token_ids {
-            rest.insert("token_ids".to_owned(), mem::take(&mut choice.token_ids).into());
-        }
-        rest
+    /// The log-probabilities of a choice that have not been sent, or null.
+    fn take_logprobs(&mut self, index: usize) -> Value {
+        let logprobs = mem::take(&mut self.choices[index].logprobs);
+        self.with_logprobs.then(|| json!({ "content": logprobs })).into()
     }
 
-    fn object(&self, kind: &str, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.app.model.fingerprint,
-            "choices": choices,
-        })
+    /// The token ids of a choice that have not been sent, where they are wanted.
+    fn take_ids(&mut self, index: usize) -> Option<Vec<u32>> {
+        let is_wanted = self.envelope.delivery.token_ids;
+        is_wanted.then(|| mem::take(&mut self.choices[index].token_ids))
     }
 
     async fn collect(mut self) -> Result<Value, ApiError> {
-        while let Some(event) = self.answers.next().await {
+        while let Some((_, event)) = self.answers.next().await {
             self.take_in(event?)?;
         }
-        let mut choices = Vec::with_capacity(self.choices.len());
+        let mut choices: Vec<Value> = Vec::with_capacity(self.choices.len());
         for index in 0..self.choices.len() {
             let (reason, stop) = self.choices[index].finish.take().unzip();
             let mut choice = Map::new();
             choice.insert("index".to_owned(), index.into());
             choice.insert("message".to_owned(), self.choices[index].message.to_json());
-            choice.extend(self.rest(index));
+            choice.insert("logprobs".to_owned(), self.take_logprobs(index));
+            if let Some(ids) = self.take_ids(index) {
+                choice.insert("token_ids".to_owned(), ids.into());
+            }
             choice.insert("finish_reason".to_owned(), reason.into());
             choice.insert("stop_reason".to_owned(), stop.into());
             choices.push(choice.into());
         }
-        let mut object = self.object("chat.completion", choices);
-        object["usage"] = self.answers.usage();
-        if self.delivery.metrics {
-            object["metrics"] = metrics(&self.answers.figures);
-        }
-        if self.delivery.token_ids {
+        let mut object = self.envelope.whole("chat.completion", &choices, &self.answers);
+        if self.envelope.delivery.token_ids {
             object["prompt_token_ids"] = self.prompt.ids.into();
         }
         Ok(object)
     }
 
-    fn chunk(&self, choice: Value) -> String {
-        let mut object = self.object("chat.completion.chunk", vec![choice]);
-        self.delivery.add_usage(&mut object, || self.answers.usage());
-        sse::event(None, &object)
+    fn chunk(&self, part: Part<'_>) -> String {
+        self.envelope.chunk(Chat::KIND, part, &self.answers)
     }
 
     /// What a choice has to send, in the order in which clients expect it.
     fn news(&mut self, index: usize) -> String {
         let mut text = String::new();
         if !mem::replace(&mut self.choices[index].has_role, true) {
-            let delta = json!({ "role": "assistant", "content": "" });
-            let mut choice = json!({ "index": index, "delta": delta, "finish_reason": null });
-            if self.delivery.token_ids {
-                choice["prompt_token_ids"] = self.prompt.ids.as_slice().into();
-            }
-            text.push_str(&self.chunk(choice));
+            let delta = Delta::Role { role: "assistant", content: "" };
+            let wants_ids = self.envelope.delivery.token_ids;
+            let prompt_token_ids = wants_ids.then_some(self.prompt.ids.as_slice());
+            text.push_str(&self.chunk(Part { prompt_token_ids, ..Part::new(index, delta) }));
         }
         let mut deltas = mem::take(&mut self.choices[index].deltas);
         let choice = &self.choices[index];
         if deltas.is_empty() && (!choice.logprobs.is_empty() || !choice.token_ids.is_empty()) {
-            deltas.push(json!({ "content": "" }));
+            deltas.push(Delta::Content { content: String::new() });
         }
         for delta in deltas {
-            let mut choice = Map::new();
-            choice.insert("index".to_owned(), index.into());
-            choice.insert("delta".to_owned(), delta);
-            choice.extend(self.rest(index));
-            choice.insert("finish_reason".to_owned(), Value::Null);
-            text.push_str(&self.chunk(choice.into()));
+            let (logprobs, token_ids) = (Some(self.take_logprobs(index)), self.take_ids(index));
+            text.push_str(&self.chunk(Part { logprobs, token_ids, ..Part::new(index, delta) }));
         }
         if let Some((reason, stop)) = self.choices[index].finish.take() {
-            let choice = json!({
-                "index": index,
-                "delta": {},
-                "logprobs": null,
-                "finish_reason": reason,
-                "stop_reason": stop,
-            });
-            text.push_str(&self.chunk(choice));
+            text.push_str(&self.chunk(Part {
+                logprobs: Some(Value::Null),
+                finish_reason: Some(reason),
+                stop_reason: Some(stop),
+                ..Part::new(index, Delta::None {})
+            }));
         }
         text
     }
 }
 
-impl sse::Source for Chat {
-    async fn next(&mut self) -> Option<String> {
-        if self.is_done {
-            return None;
+/// The choice of a chunk. What is not there is not written; what is null is.
+#[derive(Serialize)]
+struct Part<'a> {
+    index: usize,
+    delta: Delta,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+impl Part<'_> {
+    fn new(index: usize, delta: Delta) -> Self {
+        Part {
+            index,
+            delta,
+            logprobs: None,
+            token_ids: None,
+            finish_reason: None,
+            stop_reason: None,
+            prompt_token_ids: None,
         }
-        while let Some(event) = self.answers.next().await {
-            match event.and_then(|event| self.take_in(event)) {
-                Ok(index) => {
-                    let news = self.news(index);
-                    if !news.is_empty() {
-                        return Some(news);
-                    }
-                }
-                Err(error) => {
-                    self.is_done = true;
-                    return Some(super::broken_off(&error));
-                }
-            }
-        }
-        self.is_done = true;
-        if !mem::take(&mut self.has_usage_left) {
-            return Some(sse::DONE.to_owned());
-        }
-        let mut last = self.object("chat.completion.chunk", Vec::new());
-        last["usage"] = self.answers.usage();
-        if self.delivery.metrics {
-            last["metrics"] = metrics(&self.answers.figures);
-        }
-        Some(sse::event(None, &last) + sse::DONE)
+    }
+}
+
+impl Told for Chat {
+    const KIND: &str = "chat.completion.chunk";
+
+    fn envelope(&self) -> &Envelope {
+        &self.envelope
+    }
+
+    fn answers(&self) -> &Several {
+        &self.answers
+    }
+
+    fn answers_mut(&mut self) -> &mut Several {
+        &mut self.answers
+    }
+
+    fn tell(&mut self, _prompt: usize, event: Event) -> Result<String, ApiError> {
+        let index = self.take_in(event)?;
+        Ok(self.news(index))
     }
 }

@@ -1,22 +1,26 @@
 //! `POST /v1/completions`.
 
+use std::mem;
+
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::Ignored;
+use super::chunks::{Chunks, Envelope, Told};
 use super::logprobs::{Lists, TokenNames};
 use crate::request::{Event, Request};
-use crate::server::answers::{Answers, Several, failure, metrics};
+use crate::server::answers::{Answers, Several, failure};
 use crate::server::app::{App, Shared};
 use crate::server::body::Body;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, FromJson};
 use crate::server::guard::RequestName;
-use crate::server::params::{self, Common, Delivery};
-use crate::server::{encode, now, random_id, sse, structure};
+use crate::server::params::{self, Common};
+use crate::server::{encode, sse, structure};
 use crate::text::Specials;
 
 /// Most prompts of a request.
@@ -50,9 +54,10 @@ pub async fn handle(
     common.request.constraint = constraint;
     let ignored = Ignored::of(&app, fields)?;
     let mut completion = Completion::submit(&app, model, &name.0, prompts, common, echo)?;
-    completion.begin(&app).await?;
-    let response = if completion.delivery.stream {
-        sse::response(completion, app.config.sse_keep_alive)
+    completion.answers.begin(app.patience()).await?;
+    let response = if completion.envelope.delivery.stream {
+        let first = completion.news_at_once();
+        sse::response(Chunks::new(completion, first), app.config.sse_keep_alive)
     } else {
         Json(completion.collect().await?).into_response()
     };
@@ -113,17 +118,12 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
 /// The completions of one request in the making.
 struct Completion {
     app: Shared,
-    id: String,
-    created: u64,
-    model: String,
-    delivery: Delivery,
+    envelope: Envelope,
     /// Answers of each prompt; none for a request that only wants its prompts back.
     answers: Several,
     choices: Vec<Choice>,
     /// Choices of each prompt.
     n: usize,
-    has_usage_left: bool,
-    is_done: bool,
 }
 
 /// One choice in the making.
@@ -193,24 +193,11 @@ impl Completion {
         }
         Ok(Completion {
             app: app.clone(),
-            id: random_id("cmpl-"),
-            created: now(),
-            model,
-            delivery,
+            envelope: Envelope::new(app, "cmpl-", model, delivery),
             answers: Several::new(all),
             choices,
             n,
-            has_usage_left: delivery.include_usage,
-            is_done: false,
         })
-    }
-
-    /// Waits until an error can no longer have its own status.
-    async fn begin(&mut self, app: &App) -> Result<(), ApiError> {
-        match self.answers.all.first_mut() {
-            Some(first) => first.begin(app.patience()).await,
-            None => Ok(()),
-        }
     }
 
     /// Takes an event of a prompt in; returns the index of its choice.
@@ -220,7 +207,7 @@ impl Completion {
         }
         let names = TokenNames {
             tokenizer: &self.app.model.tokenizer,
-            as_ids: self.delivery.tokens_as_ids,
+            as_ids: self.envelope.delivery.tokens_as_ids,
         };
         let index = prompt * self.n + event.choice;
         let choice = &mut self.choices[index];
@@ -230,7 +217,7 @@ impl Completion {
         {
             lists.push(names, id, logprobs);
         }
-        if self.delivery.token_ids {
+        if self.envelope.delivery.token_ids {
             choice.token_ids.extend(event.token);
         }
         let answers = &self.answers.all[prompt];
@@ -239,59 +226,42 @@ impl Completion {
     }
 
     /// What a choice has that has not been sent.
-    fn part(&mut self, index: usize) -> Value {
+    fn part(&mut self, index: usize) -> Part {
         let choice = &mut self.choices[index];
-        let (reason, stop) = choice.finish.take().unzip();
-        let mut part = Map::new();
-        part.insert("index".to_owned(), index.into());
-        part.insert("text".to_owned(), std::mem::take(&mut choice.text).into());
-        part.insert("logprobs".to_owned(), choice.logprobs.as_mut().map(Lists::take).into());
-        part.insert("finish_reason".to_owned(), reason.into());
-        part.insert("stop_reason".to_owned(), stop.into());
-        if self.delivery.token_ids {
-            let ids = std::mem::take(&mut choice.token_ids);
-            part.insert("token_ids".to_owned(), ids.into());
-            if let Some(ids) = choice.prompt_ids.take() {
-                part.insert("prompt_token_ids".to_owned(), ids.into());
-            }
+        let (finish_reason, stop_reason) = choice.finish.take().unzip();
+        let wants_ids = self.envelope.delivery.token_ids;
+        Part {
+            index,
+            text: mem::take(&mut choice.text),
+            logprobs: choice.logprobs.as_mut().map(Lists::take),
+            finish_reason,
+            stop_reason,
+            token_ids: wants_ids.then(|| mem::take(&mut choice.token_ids)),
+            prompt_token_ids: choice.prompt_ids.take(),
         }
-        part.into()
-    }
-
-    fn object(&self, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.app.model.fingerprint,
-            "choices": choices,
-        })
     }
 
     async fn collect(mut self) -> Result<Value, ApiError> {
         while let Some((prompt, event)) = self.answers.next().await {
             self.take_in(prompt, event?)?;
         }
-        let choices = (0..self.choices.len()).map(|index| self.part(index)).collect();
-        let mut object = self.object(choices);
-        object["usage"] = self.answers.usage();
-        if self.delivery.metrics {
-            object["metrics"] = self.metrics();
-        }
-        Ok(object)
+        let parts: Vec<Part> = (0..self.choices.len()).map(|index| self.part(index)).collect();
+        Ok(self.envelope.whole(Completion::KIND, &parts, &self.answers))
     }
 
-    fn metrics(&self) -> Value {
-        let all: Vec<_> = self.answers.all.iter().flat_map(|a| a.figures.clone()).collect();
-        metrics(&all)
-    }
-
-    fn chunk(&mut self, index: usize) -> Value {
+    fn chunk(&mut self, index: usize) -> String {
         let part = self.part(index);
-        let mut object = self.object(vec![part]);
-        self.delivery.add_usage(&mut object, || self.answers.usage());
-        object
+        self.envelope.chunk(Completion::KIND, part, &self.answers)
+    }
+
+    /// The chunks of a request that only wants its prompts back.
+    fn news_at_once(&mut self) -> String {
+        let ended = |index: &usize| self.choices[*index].finish.is_some();
+        let ended: Vec<usize> = match self.answers.all.is_empty() {
+            true => (0..self.choices.len()).filter(ended).collect(),
+            false => Vec::new(),
+        };
+        ended.into_iter().map(|index| self.chunk(index)).collect()
     }
 
     /// Whether a choice has something to send.
@@ -303,38 +273,37 @@ impl Completion {
     }
 }
 
-impl sse::Source for Completion {
-    async fn next(&mut self) -> Option<String> {
-        if self.is_done {
-            return None;
-        }
-        // A request that only wants its prompts back.
-        if self.answers.all.is_empty()
-            && let Some(index) = (0..self.choices.len()).find(|i| self.choices[*i].finish.is_some())
-        {
-            return Some(sse::event(None, &self.chunk(index)));
-        }
-        while let Some((prompt, event)) = self.answers.next().await {
-            match event.and_then(|event| self.take_in(prompt, event)) {
-                Ok(index) if self.has_news(index) => {
-                    return Some(sse::event(None, &self.chunk(index)));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    self.is_done = true;
-                    return Some(super::broken_off(&error));
-                }
-            }
-        }
-        self.is_done = true;
-        if !std::mem::take(&mut self.has_usage_left) {
-            return Some(sse::DONE.to_owned());
-        }
-        let mut last = self.object(Vec::new());
-        last["usage"] = self.answers.usage();
-        if self.delivery.metrics {
-            last["metrics"] = self.metrics();
-        }
-        Some(sse::event(None, &last) + sse::DONE)
+/// The choice of an answer or chunk. What is not there is not written, or is null.
+#[derive(Serialize)]
+struct Part {
+    index: usize,
+    text: String,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+impl Told for Completion {
+    const KIND: &str = "text_completion";
+
+    fn envelope(&self) -> &Envelope {
+        &self.envelope
+    }
+
+    fn answers(&self) -> &Several {
+        &self.answers
+    }
+
+    fn answers_mut(&mut self) -> &mut Several {
+        &mut self.answers
+    }
+
+    fn tell(&mut self, prompt: usize, event: Event) -> Result<String, ApiError> {
+        let index = self.take_in(prompt, event)?;
+        Ok(if self.has_news(index) { self.chunk(index) } else { String::new() })
     }
 }

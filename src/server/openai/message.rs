@@ -1,5 +1,6 @@
 //! The message of a choice: what a stream tells of it piece by piece, and what it is as a whole.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::server::random_id;
@@ -19,19 +20,34 @@ pub struct Message {
     skips: bool,
 }
 
+/// What a stream tells of a message at a time.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Delta {
+    /// Who speaks, at the start.
+    Role { role: &'static str, content: &'static str },
+    /// More of the reasoning. Clients read what their engine taught them.
+    Reasoning { reasoning_content: String, reasoning: String },
+    /// More of what is said.
+    Content { content: String },
+    /// A call, or more of its arguments.
+    Call { tool_calls: [Value; 1] },
+    /// Nothing, at the end.
+    None {},
+}
+
 impl Message {
     /// Takes a piece in; returns the delta that tells of it. Of several calls only the first counts
     /// when `is_single`.
-    pub fn take_in(&mut self, piece: Piece, is_single: bool) -> Option<Value> {
+    pub fn take_in(&mut self, piece: Piece, is_single: bool) -> Option<Delta> {
         match piece {
             Piece::Reasoning(text) => {
                 self.reasoning.push_str(&text);
-                // Clients read what their engine taught them.
-                Some(json!({ "reasoning_content": text, "reasoning": text }))
+                Some(Delta::Reasoning { reasoning_content: text.clone(), reasoning: text })
             }
             Piece::Content(text) => {
                 self.content.push_str(&text);
-                Some(json!({ "content": text }))
+                Some(Delta::Content { content: text })
             }
             Piece::Call { name, .. } => {
                 self.skips = is_single && !self.calls.is_empty();
@@ -42,13 +58,13 @@ impl Message {
                 let mut delta = call.to_json();
                 delta["index"] = self.calls.len().into();
                 self.calls.push(call);
-                Some(json!({ "tool_calls": [delta] }))
+                Some(Delta::Call { tool_calls: [delta] })
             }
             Piece::Arguments { text, .. } => {
                 let index = self.calls.len().checked_sub(1).filter(|_| !self.skips)?;
                 self.calls[index].arguments.push_str(&text);
                 let delta = json!({ "index": index, "function": { "arguments": text } });
-                Some(json!({ "tool_calls": [delta] }))
+                Some(Delta::Call { tool_calls: [delta] })
             }
         }
     }

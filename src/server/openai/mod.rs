@@ -1,28 +1,22 @@
 //! The OpenAI API: completions and chat completions.
 
 pub mod chat;
+mod chunks;
 pub mod completions;
 mod logprobs;
 mod message;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
-use serde_json::json;
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::sse;
 
 const IGNORED_PARAMS: HeaderName = HeaderName::from_static("x-ignored-params");
 
 /// Most characters of names in the header of ignored fields.
 const MAX_HEADER_CHARS: usize = 1024;
-
-/// The end of a stream that cannot go on.
-fn broken_off(error: &ApiError) -> String {
-    sse::event(None, &json!({ "error": error.object() })) + sse::DONE
-}
 
 /// The names of fields that nobody took.
 #[derive(Debug)]
