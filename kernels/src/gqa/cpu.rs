@@ -1,5 +1,5 @@
-//! The fast form: one task per key head and up to 64 rows of a span, or, where threads would be idle,
-//! per key head and segment of what a few rows see.
+//! The fast form: one task per key head and up to 64 rows of a span, or, where threads would be
+//! idle, per key head and segment of what a few rows see.
 
 use std::ops::Range;
 

@@ -136,8 +136,8 @@ impl Together<'_> {
                 unsafe { queries.slice_mut(at..at + shape.rope) }.copy_from_slice(&q[nope..]);
             }
             assert!(count * stride <= queries.len());
-            // SAFETY: `queries` holds `count` rows by the assertion, and this task alone writes this
-            // head's first `rank` values of them.
+            // SAFETY: `queries` holds `count` rows by the assertion, and this task alone writes
+            // this head's first `rank` values of them.
             unsafe {
                 let out = (queries.as_mut_ptr().add(head * row), stride);
                 multiply(cpu, Rows::new(gathered, nope), up.keys_transposed(head), rest, out);

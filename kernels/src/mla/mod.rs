@@ -9,8 +9,8 @@
 //! * **absorbed** (generated rows, and the prompt's last cell): the query is taken into the latent
 //!   space, `q_lat = up_kᵀ q`, attends latents directly, and the attended latent is projected.
 //!
-//! A quantised up-projection multiplies 8-bit rows, as all quantised weights do: latents in the first
-//! form, queries and attended latents in the second.
+//! A quantised up-projection multiplies 8-bit rows, as all quantised weights do: latents in the
+//! first form, queries and attended latents in the second.
 //!
 //! Which row takes which form is written in its span (`absorbed_from`), never guessed from a length
 //! here. Scores are times `(nope + rope)^-1/2`, causal, softmax in f32. In Kimi's models the shared
