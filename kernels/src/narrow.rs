@@ -1,4 +1,4 @@
-//! Activations in fewer bits: the rows of a product, quantised or rounded once for the operator.
+//! Working memory of products: their rows in fewer bits, made once for the operator.
 
 use half::bf16;
 
@@ -21,19 +21,30 @@ pub struct Forms {
     pub bf16: bool,
 }
 
-/// Working memory of products: the rows they multiply, in fewer bits. Made once for the largest
-/// batch; a larger product makes it grow.
+/// Working memory of products: the rows they multiply, in fewer bits, and sums that wait. Made once
+/// for the largest batch; a larger product makes it grow.
 #[derive(Debug, Default)]
 pub struct NarrowRows {
     groups: Vec<Group>,
     pairs: Vec<Pair>,
+    sums: Vec<f32>,
 }
 
 impl NarrowRows {
     /// For `rows` rows of up to `width` values.
     pub fn new(forms: Forms, rows: usize, width: usize) -> NarrowRows {
         let (groups, pairs) = lengths(forms, rows, width);
-        NarrowRows { groups: vec![Group::default(); groups], pairs: vec![Pair::default(); pairs] }
+        NarrowRows {
+            groups: vec![Group::default(); groups],
+            pairs: vec![Pair::default(); pairs],
+            sums: Vec::new(),
+        }
+    }
+
+    /// The same with room for sums of `rows` rows of `outputs` outputs that wait to be added.
+    pub fn with_sums(mut self, rows: usize, outputs: usize) -> NarrowRows {
+        self.sums = vec![0.0; rows * outputs];
+        self
     }
 
     /// Bytes of [`NarrowRows::new`].
@@ -47,6 +58,12 @@ impl NarrowRows {
     pub fn poison(&mut self) {
         self.groups.fill(Group::POISON);
         self.pairs.fill([bf16::NAN; 2]);
+        self.sums.fill(f32::NAN);
+    }
+
+    /// Sums of `rows` rows of `outputs` outputs, to write.
+    pub(crate) fn reserve_sums(&mut self, rows: usize, outputs: usize) -> &mut [f32] {
+        reserve(&mut self.sums, rows * outputs)
     }
 
     /// Groups for `rows` rows of `width` values, to write.

@@ -82,7 +82,8 @@ impl Workspace {
             scratch: Scratch::new(threads, widths.scratch),
             mla: widths.mla.map_or_else(Default::default, |s| mla::Workspace::new(s, most_rows)),
             gqa: widths.gqa.map_or_else(Default::default, |s| gqa::Workspace::new(s, most_rows)),
-            narrowed: NarrowRows::new(spec.forms(), most_rows, widths.inputs(spec)),
+            narrowed: NarrowRows::new(spec.forms(), most_rows, widths.inputs(spec))
+                .with_sums(most_rows, spec.hidden),
             angles: rotations(spec, most_rows),
             head_rows: Vec::new(),
             logits: Vec::new(),
@@ -94,7 +95,8 @@ impl Workspace {
     pub fn bytes(spec: &ModelSpec, most_rows: usize, logit_rows: usize, threads: usize) -> usize {
         let w = Widths::of(spec, most_rows);
         let angles: usize = rotations(spec, 0).iter().map(|(rope, _)| rope.dim).sum();
-        let row = 3 * spec.hidden
+        // The residual stream, what is normed, the experts' sum, and sums that wait.
+        let row = 4 * spec.hidden
             + w.qkv
             + w.mixed
             + 2 * w.inner

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::inputs::{Form, Inputs};
+use super::strip::block_inputs;
 use crate::device::Cpu;
 use crate::meter::Work;
 use crate::narrow::NarrowRows;
@@ -63,6 +64,16 @@ struct Target<'a> {
     stride: usize,
 }
 
+impl Target<'_> {
+    /// Inputs that `rows` rows go over at a time.
+    fn block(&self, rows: usize) -> usize {
+        match self.w {
+            Panels::Stored(w) if self.form == Form::Stored => block_inputs(rows, w),
+            w => w.cols(),
+        }
+    }
+}
+
 fn each<'a>(
     cpu: &Cpu,
     x: Rows<'_>,
@@ -93,12 +104,22 @@ fn each<'a>(
             continue;
         }
         let _timed = cpu.meter.time(name(x.count()), || work(cpu, x, targets().map(|t| t.w)));
+        // Inputs that rows go over at a time; chains wait in their outputs between blocks, unless
+        // something is there already.
+        let block = targets().map(|target| target.block(x.count())).max().unwrap_or(x.width());
+        let mut sums = None;
         let inputs = match form {
-            Form::Stored => Inputs::Stored(x),
+            Form::Stored => {
+                if add && block < x.width() {
+                    let outputs = targets().map(|target| target.w.rows()).sum();
+                    sums = Some(Shards::new(narrow.reserve_sums(x.count(), outputs)));
+                }
+                Inputs::Stored(x)
+            }
             Form::Bf16 => Inputs::Bf16(narrow.round(cpu, x), form.per_row(x.width())),
             Form::Int8 => Inputs::Int8(narrow.quantize(cpu, x), form.per_row(x.width())),
         };
-        let cut = Cut::new(cpu, x.count(), form.row_bytes(x.width()), panels, x.width());
+        let cut = Cut::new(cpu, x.count(), form.row_bytes(block), panels, x.width());
         let tasks = |target: &Target<'_>| cut.tasks(x.count(), target.w.rows());
         cpu.gang.run(targets().map(tasks).sum(), |_, task| {
             let mut left = task;
@@ -110,11 +131,27 @@ fn each<'a>(
             let target = target.expect("the task of one of the matrices");
             let (rows, outputs) = cut.task(left, x.count(), target.w.rows());
             let at = rows.start * target.stride + target.column + outputs.start;
-            // SAFETY: the rows and outputs lie inside `out`, whose shape was compared above; tasks
-            // have disjoint outputs, and only these are touched.
+            let Some(sums) = sums else {
+                // SAFETY: the rows and outputs lie inside `out`, whose shape was compared above;
+                // tasks have disjoint outputs, and only these are touched.
+                return unsafe {
+                    let out = (target.out.as_mut_ptr().add(at), target.stride);
+                    inputs.multiply(cpu, rows, (target.w, outputs), out, add);
+                };
+            };
+            // SAFETY: as above, of sums that are as wide as the one target.
             unsafe {
-                let out = (target.out.as_mut_ptr().add(at), target.stride);
-                inputs.multiply(cpu, rows, (target.w, outputs), out, add);
+                let stride = target.w.rows();
+                let first = sums.as_mut_ptr().add(rows.start * stride + outputs.start);
+                let w = (target.w, outputs.clone());
+                inputs.multiply(cpu, rows.clone(), w, (first, stride), false);
+                for r in rows {
+                    let place =
+                        |stride: usize| r * stride + outputs.start..r * stride + outputs.end;
+                    let out = target.out.slice_mut(place(target.stride));
+                    let sums = sums.slice(place(stride));
+                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+                }
             }
         });
     }

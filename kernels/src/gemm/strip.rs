@@ -1,7 +1,11 @@
 //! Rows against panels of weights, for one thread.
 //!
 //! Every output is one chain of fused products and additions over the inputs in order, from zero.
-//! Which rows and panels are computed together changes no output's chain, so no bit either.
+//! Which rows and panels are computed together changes no output's chain, so no bit either. Many
+//! rows go over a block of the inputs after the other, so that the caches hold what they use again;
+//! a chain waits in `out` meanwhile.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -11,6 +15,23 @@ use crate::simd::{Kernel, Simd};
 
 /// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
 const AHEAD_BYTES: usize = 2048;
+
+/// Most rows that read weights only once: they go over all inputs at a time.
+const FEW_ROWS: usize = 8;
+
+/// Bytes of a block of a panel, at most.
+const PANEL_BYTES: usize = 32 << 10;
+
+/// Inputs that `rows` rows go over at a time.
+pub(crate) fn block_inputs(rows: usize, w: StoredPanels<'_>) -> usize {
+    if rows <= FEW_ROWS {
+        return w.cols().max(1);
+    }
+    let most = PANEL_BYTES / (PANEL_LEN * w.values().dtype().bytes());
+    let blocks = w.cols().div_ceil(most).max(1);
+    // Pairs stay together.
+    w.cols().div_ceil(blocks).next_multiple_of(2)
+}
 
 /// How far ahead of what is read memory is asked for, in panels that are read beside each other.
 #[derive(Clone, Copy)]
@@ -91,6 +112,9 @@ pub(crate) struct Multiply<'w> {
 impl<'w> Multiply<'w> {
     /// `rows` rows of `x` against `w`; pointers come with the values from one row to the next.
     ///
+    /// # Panics
+    /// When something is to be added to and the inputs are cut into blocks.
+    ///
     /// # Safety
     /// Rows `0..rows` of `x` are valid for reads of `w.cols` values, rows `0..rows` of `out` for
     /// writes of `w.rows` values, reads too when `add`, and nothing else uses `out` until this has
@@ -103,6 +127,7 @@ impl<'w> Multiply<'w> {
         out: (*mut f32, usize),
         add: bool,
     ) -> Self {
+        assert!(!add || block_inputs(rows, w) >= w.cols(), "a chain that waits in its sum");
         Multiply { rows, x, w, out, add }
     }
 
@@ -112,6 +137,7 @@ impl<'w> Multiply<'w> {
             rows: self.rows,
             outputs: self.w.rows(),
             inputs: self.w.cols(),
+            block: block_inputs(self.rows, self.w),
             panel_values: self.w.panel_values(),
             x: self.x.0,
             x_stride: self.x.1,
@@ -142,6 +168,8 @@ struct Strip<E> {
     rows: usize,
     outputs: usize,
     inputs: usize,
+    /// Inputs that the rows go over at a time.
+    block: usize,
     panel_values: usize,
     x: *const f32,
     x_stride: usize,
@@ -154,9 +182,11 @@ struct Strip<E> {
 impl<E: Weight> Strip<E> {
     /// All rows against `VECTORS` vectors of outputs, from output `j` on, the first of a panel.
     #[inline(always)]
-    fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize) {
+    fn group<S: Simd, const VECTORS: usize>(&self, s: S, j: usize, inputs: Range<usize>) {
         // Pieces of nearly equal height: a low last one would read the weights for little.
-        let most = if S::WIDE { 24 / VECTORS } else { (10 / VECTORS).max(1) }.min(6);
+        // Two vectors of weights at a time take registers from the sums.
+        let sums = if S::WIDE { 24 } else { 14 - 2 * E::INPUTS };
+        let most = (sums / VECTORS).clamp(1, 6);
         let panels = VECTORS * S::LANES / PANEL_LEN;
         let mut left = self.rows;
         while left > 0 {
@@ -164,12 +194,12 @@ impl<E: Weight> Strip<E> {
             let i = self.rows - left;
             let ahead = Ahead::of(i, panels, self.panel_values * size_of::<E>());
             match height {
-                1 => self.tile::<S, 1, VECTORS>(s, i, j, ahead),
-                2 => self.tile::<S, 2, VECTORS>(s, i, j, ahead),
-                3 => self.tile::<S, 3, VECTORS>(s, i, j, ahead),
-                4 => self.tile::<S, 4, VECTORS>(s, i, j, ahead),
-                5 => self.tile::<S, 5, VECTORS>(s, i, j, ahead),
-                _ => self.tile::<S, 6, VECTORS>(s, i, j, ahead),
+                1 => self.tile::<S, 1, VECTORS>(s, i, j, inputs.clone(), ahead),
+                2 => self.tile::<S, 2, VECTORS>(s, i, j, inputs.clone(), ahead),
+                3 => self.tile::<S, 3, VECTORS>(s, i, j, inputs.clone(), ahead),
+                4 => self.tile::<S, 4, VECTORS>(s, i, j, inputs.clone(), ahead),
+                5 => self.tile::<S, 5, VECTORS>(s, i, j, inputs.clone(), ahead),
+                _ => self.tile::<S, 6, VECTORS>(s, i, j, inputs.clone(), ahead),
             }
             left -= height;
         }
@@ -181,18 +211,30 @@ impl<E: Weight> Strip<E> {
         s: S,
         i: usize,
         j: usize,
+        inputs: Range<usize>,
         ahead: Ahead,
     ) {
         debug_assert!(i + M <= self.rows && j < self.outputs && j.is_multiple_of(PANEL_LEN));
+        debug_assert!(inputs.end <= self.inputs && inputs.start.is_multiple_of(E::INPUTS));
         let panel_values = self.panel_values;
-        let whole = self.inputs - self.inputs % E::INPUTS;
+        let whole = inputs.end - inputs.end % E::INPUTS;
         // SAFETY: rows i..i + M and the inputs below `inputs` are those that
         // `Multiply::new`'s caller vouched for; the panels from output j on are whole.
         unsafe {
             let x = std::array::from_fn(|r| self.x.add((i + r) * self.x_stride));
-            let mut w = self.w.add(j / PANEL_LEN * panel_values);
+            let mut w = self.w.add(j / PANEL_LEN * panel_values + inputs.start * PANEL_LEN);
             let mut acc = [[s.splat(0.0); VECTORS]; M];
-            let mut at = 0;
+            if inputs.start > 0 {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let out = self.out.wrapping_add((i + r) * self.out_stride);
+                    for (c, acc) in acc.iter_mut().enumerate() {
+                        let j = j + c * S::LANES;
+                        let n = self.outputs.saturating_sub(j);
+                        *acc = get(s, out.wrapping_add(j), n);
+                    }
+                }
+            }
+            let mut at = inputs.start;
             while at < whole {
                 let ahead = ahead.at(at * PANEL_LEN * size_of::<E>());
                 let (first, second) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
@@ -203,7 +245,7 @@ impl<E: Weight> Strip<E> {
                 at += E::INPUTS;
                 w = w.wrapping_add(PANEL_LEN * E::INPUTS);
             }
-            if at < self.inputs {
+            if at < inputs.end {
                 let ahead = ahead.at(at * PANEL_LEN * size_of::<E>());
                 let (first, _) = load_line::<S, E, VECTORS>(s, w, panel_values, ahead);
                 add_input::<S, M, VECTORS>(s, &x, at, first, &mut acc);
@@ -216,6 +258,22 @@ impl<E: Weight> Strip<E> {
                     put(s, out.wrapping_add(j), self.outputs.saturating_sub(j), *acc, self.add);
                 }
             }
+        }
+    }
+}
+
+/// The first `n` values at `out`, or as many as a vector has.
+///
+/// # Safety
+/// They are valid for reads.
+#[inline(always)]
+unsafe fn get<S: Simd>(s: S, out: *const f32, n: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match n {
+            0 => s.splat(0.0),
+            n if n < S::LANES => s.load_head(out, n),
+            _ => s.load(out),
         }
     }
 }
@@ -293,6 +351,21 @@ impl<E: Weight> Kernel for Strip<E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut from = 0;
+        loop {
+            let to = self.inputs.min(from + self.block);
+            self.all_panels(s, from..to);
+            from = to;
+            if from == self.inputs {
+                return;
+            }
+        }
+    }
+}
+
+impl<E: Weight> Strip<E> {
+    #[inline(always)]
+    fn all_panels<S: Simd>(&self, s: S, inputs: Range<usize>) {
         let panels = self.outputs.div_ceil(PANEL_LEN);
         let mut panel = 0;
         // Few rows are bound by the reads of weights: panels beside each other, each a stream of
@@ -307,25 +380,23 @@ impl<E: Weight> Kernel for Strip<E> {
                 _ => 1,
             };
             panel += if left >= 4 && wide == 4 {
-                self.panels::<S, 4>(s, j)
+                self.panels::<S, 4>(s, j, inputs.clone())
             } else if left >= 2 && wide >= 2 {
-                self.panels::<S, 2>(s, j)
+                self.panels::<S, 2>(s, j, inputs.clone())
             } else {
-                self.panels::<S, 1>(s, j)
+                self.panels::<S, 1>(s, j, inputs.clone())
             };
         }
     }
-}
 
-impl<E: Weight> Strip<E> {
     /// All rows against `PANELS` panels; returns how many these are.
     #[inline(always)]
-    fn panels<S: Simd, const PANELS: usize>(&self, s: S, j: usize) -> usize {
+    fn panels<S: Simd, const PANELS: usize>(&self, s: S, j: usize, inputs: Range<usize>) -> usize {
         match PANELS * (PANEL_LEN / S::LANES) {
-            1 => self.group::<S, 1>(s, j),
-            2 => self.group::<S, 2>(s, j),
-            4 => self.group::<S, 4>(s, j),
-            _ => self.group::<S, 8>(s, j),
+            1 => self.group::<S, 1>(s, j, inputs),
+            2 => self.group::<S, 2>(s, j, inputs),
+            4 => self.group::<S, 4>(s, j, inputs),
+            _ => self.group::<S, 8>(s, j, inputs),
         }
         PANELS
     }
