@@ -5,14 +5,15 @@
 //! are the engine's and are checked at submit.
 
 mod constraint;
+mod event;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use constraint::{Constraint, MAX_CONSTRAINT_BYTES, MAX_TEXTS};
+pub use event::{Event, Figures, Finish, FinishReason, Logprobs, PromptLogprobs, StopCause};
 
 /// Most answers of one request.
 pub const MAX_CHOICES: usize = 128;
@@ -35,13 +36,20 @@ pub const MAX_LOGIT_BIAS: usize = 1024;
 /// Most alternatives reported beside a token.
 pub const MAX_LOGPROBS: usize = 20;
 
+/// Longest prompt whose own logprobs are reported, in tokens: all of them are kept until its last
+/// token is computed.
+pub const MAX_PROMPT_WITH_LOGPROBS: usize = 8192;
+
 /// What a caller asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The prompt's token ids, at least one.
     pub prompt: Vec<u32>,
-    /// Most tokens to generate, at least one.
+    /// Most tokens to generate, at least one; none only where `prompt_logprobs` are asked for.
     pub max_tokens: usize,
+    /// Report the logprob of each token of the prompt after the first, and this many of the
+    /// likeliest alternatives. The whole prompt is computed then, whatever is kept of it.
+    pub prompt_logprobs: Option<usize>,
     /// How each token is chosen.
     pub sampling: SamplingParams,
     /// Texts that end the answer, matched across token borders; none of them is part of it unless
@@ -72,6 +80,9 @@ pub struct Request {
     /// Prompt tokens after which the state is to be kept for later requests that begin alike. Each
     /// is kept at the multiple of 64 at or below it.
     pub checkpoint_at: Vec<usize>,
+    /// Tell, by an event with nothing in it, that an answer is begun: with the first step that
+    /// computes something of it.
+    pub tells_start: bool,
 }
 
 impl Request {
@@ -80,6 +91,7 @@ impl Request {
         Request {
             prompt,
             max_tokens,
+            prompt_logprobs: None,
             sampling: SamplingParams::default(),
             stop: Vec::new(),
             include_stop_text: false,
@@ -92,6 +104,7 @@ impl Request {
             priority: None,
             cache_salt: None,
             checkpoint_at: Vec::new(),
+            tells_start: false,
         }
     }
 
@@ -104,7 +117,8 @@ impl Request {
         require((1..=MAX_CHOICES).contains(&self.n), "n", self.n, || {
             format!("1 to {MAX_CHOICES}")
         })?;
-        require(self.max_tokens > 0, "max_tokens", self.max_tokens, || "1 or more".into())?;
+        let has_work = self.max_tokens > 0 || self.prompt_logprobs.is_some();
+        require(has_work, "max_tokens", self.max_tokens, || "1 or more".into())?;
         require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, || {
             format!("0 to {}, the most tokens to generate", self.max_tokens)
         })?;
@@ -137,8 +151,22 @@ impl Request {
                 format!("1 to {}, the tokens of the prompt", self.prompt.len())
             })?;
         }
+        self.check_prompt_logprobs()?;
         self.constraint.as_ref().map_or(Ok(()), Constraint::check)?;
         self.sampling.check(vocab_size)
+    }
+}
+
+impl Request {
+    fn check_prompt_logprobs(&self) -> Result<(), InvalidParam> {
+        let Some(top) = self.prompt_logprobs else { return Ok(()) };
+        const FIELD: &str = "prompt_logprobs";
+        require(top <= MAX_LOGPROBS, FIELD, top, || format!("0 to {MAX_LOGPROBS}"))?;
+        let tokens = self.prompt.len();
+        let asked = format!("for a prompt of {tokens} tokens");
+        require(tokens <= MAX_PROMPT_WITH_LOGPROBS, FIELD, asked, || {
+            format!("prompts of {MAX_PROMPT_WITH_LOGPROBS} tokens at most")
+        })
     }
 }
 
@@ -244,128 +272,6 @@ impl fmt::Display for InvalidParam {
 }
 
 impl std::error::Error for InvalidParam {}
-
-/// One more token of an answer, or its end.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Event {
-    /// Which of the request's answers, from 0.
-    pub choice: usize,
-    /// The token; absent only when a request ends between two tokens (cancelled, failed).
-    pub token: Option<u32>,
-    /// Text that became final with this token: empty while bytes of a character are missing or
-    /// the text may still become a stop string.
-    pub text: String,
-    /// The token's logprob and its alternatives, when asked for.
-    pub logprobs: Option<Logprobs>,
-    /// Why nothing follows, and what the answer cost; present in its last event only.
-    pub finish: Option<Finish>,
-}
-
-/// The end of an answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Finish {
-    /// Why it ended.
-    pub reason: FinishReason,
-    /// What it cost.
-    pub figures: Figures,
-}
-
-/// What one answer cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Figures {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Tokens generated.
-    pub generated_tokens: usize,
-    /// From submit to the first step that computed something of it; none when none did.
-    pub queue: Option<Duration>,
-    /// From submit to the first token.
-    pub time_to_first_token: Duration,
-    /// From the first token to the last.
-    pub decode: Duration,
-    /// Times it was pushed out of the device memory.
-    pub preemptions: u64,
-    /// Bytes of it that were copied between device and host.
-    pub swapped_bytes: u64,
-    /// Tokens computed again after it was pushed out.
-    pub recomputed_tokens: u64,
-    /// The longest run of the prompt's first tokens that was known.
-    pub matched_tokens: usize,
-    /// Prompt tokens that were not computed, since a state behind them was kept.
-    pub cached_tokens: usize,
-    /// Known tokens that were computed all the same: matched less cached.
-    pub replayed_tokens: usize,
-    /// Prompt tokens up to the deepest state that was kept of it for later requests, less those
-    /// that were cached.
-    pub cache_write_tokens: usize,
-    /// Why no deeper state was there, if one could have helped: `never_taken`, `no_slot`,
-    /// `evicted` or `not_exact`.
-    pub miss_reason: Option<&'static str>,
-}
-
-impl Figures {
-    /// Prompt tokens per second, from the first step on.
-    pub fn prompt_rate(&self) -> f64 {
-        let queue = self.queue.unwrap_or_default();
-        rate(self.prompt_tokens, self.time_to_first_token.saturating_sub(queue))
-    }
-
-    /// Generated tokens per second, the first not counted: it belongs to the prompt's step.
-    pub fn decode_rate(&self) -> f64 {
-        rate(self.generated_tokens.saturating_sub(1), self.decode)
-    }
-}
-
-fn rate(tokens: usize, time: Duration) -> f64 {
-    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
-}
-
-/// Natural logarithms of raw probabilities: before penalties, bias and temperature.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Logprobs {
-    /// Of the token that was drawn.
-    pub chosen: f32,
-    /// The likeliest tokens, likeliest first, the lower id first among equals.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// Why a request ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model or the request said so.
-    Stop(StopCause),
-    /// `max_tokens` or the context's end was reached.
-    Length,
-    /// The caller cancelled it or dropped its handle.
-    Cancelled,
-    /// The engine could not go on with it; the text says why.
-    Failed(String),
-}
-
-impl FinishReason {
-    /// The word callers see: `stop`, `length`, `cancelled` or `error`.
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Stop(_) => "stop",
-            Self::Length => "length",
-            Self::Cancelled => "cancelled",
-            Self::Failed(_) => "error",
-        }
-    }
-}
-
-/// What stopped a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StopCause {
-    /// The model's end of sequence.
-    Eos,
-    /// One of the request's `stop_token_ids`.
-    Token(u32),
-    /// One of the request's `stop` strings.
-    Text(String),
-    /// The request's constraint, which admits nothing more.
-    Constraint,
-}
 
 fn require(
     holds: bool,

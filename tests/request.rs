@@ -82,6 +82,11 @@ fn invalid_requests_are_told_by_field_value_and_range() {
         ),
         (|r| r.sampling.top_p = 7.0, "top_p is 7, allowed: above 0, at most 1"),
         (|r| r.min_tokens = 2, "min_tokens is 2, allowed: 0 to 1, the most tokens to generate"),
+        (|r| r.prompt_logprobs = Some(21), "prompt_logprobs is 21, allowed: 0 to 20"),
+        (
+            |r| (r.prompt, r.prompt_logprobs) = (vec![1; 8193], Some(0)),
+            "prompt_logprobs is for a prompt of 8193 tokens, allowed: prompts of 8192 tokens at most",
+        ),
         (
             |r| constrain(r, Constraint::Regex(String::new())),
             "regex is 0 bytes, allowed: 1 to 262144 bytes",
@@ -105,6 +110,8 @@ fn invalid_requests_are_told_by_field_value_and_range() {
         ..Request::new(vec![1, 2, 99], 1)
     };
     assert_eq!(sound.check(100), Ok(()));
+    let scored = Request { max_tokens: 0, prompt_logprobs: Some(0), ..sound.clone() };
+    assert_eq!(scored.check(100), Ok(()), "a prompt can be asked about without an answer");
     for (change, text) in table {
         let mut request = sound.clone();
         change(&mut request);

@@ -19,7 +19,7 @@ use super::door::Door;
 use super::executor::{Executor, PlannedDraw};
 use super::lower::{lower, lower_transfers};
 use super::mask::PendingMask;
-use super::record::Record;
+use super::record::{Record, take_scores};
 use super::sampler::Draw;
 use super::steps::{StepRecord, StepTotals};
 use super::text::AnswerText;
@@ -123,6 +123,7 @@ impl<E: Executor> Core<E> {
             priority: request.priority,
             cache_salt: request.cache_salt.as_deref(),
             checkpoint_at: &request.checkpoint_at,
+            scored_with: request.prompt_logprobs,
         };
         let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
         let now = Instant::now();
@@ -141,6 +142,7 @@ impl<E: Executor> Core<E> {
                 submitted: now,
                 last_token: now,
                 figures: Figures { prompt_tokens: request.prompt.len(), ..Figures::default() },
+                prompt_logprobs: Ok(Vec::new()),
             };
             self.records.insert(*sequence, record);
         }
@@ -226,7 +228,8 @@ impl<E: Executor> Core<E> {
             let plan = self.scheduler.plan();
             let number = self.last_step.number + 1;
             let mut record = StepRecord::of(number, &plan, self.scheduler.blocked());
-            let report = self.run(&plan);
+            let mut report = self.run(&plan);
+            take_scores(&mut report, &plan, &self.scheduler, &mut self.records);
             self.note_occupancy();
             self.scheduler.commit(plan, &report);
             for sample in report.sampled {
@@ -291,6 +294,9 @@ impl<E: Executor> Core<E> {
         for choice in &self.requests[&record.id] {
             let record = self.records.get_mut(choice).expect("an open answer has a record");
             record.figures.queue.get_or_insert(queue);
+            if record.request.tells_start {
+                self.events.push((record.id, record.event()));
+            }
         }
     }
 
@@ -310,13 +316,19 @@ impl<E: Executor> Core<E> {
         let id = sample.sequence;
         let record = self.records.get_mut(&id).expect("who draws has a record");
         let (request, mut event) = (record.id, record.event());
-        let reason = match sample.drawn {
-            Ok(token) => {
+        let reason = match (record.scores(), sample.drawn) {
+            (Err(reason), _) => Some(FinishReason::Failed(reason)),
+            (Ok(scores), Ok(_)) if record.request.max_tokens == 0 => {
+                event.prompt_logprobs = scores;
+                Some(FinishReason::Length)
+            }
+            (Ok(scores), Ok(token)) => {
+                event.prompt_logprobs = scores;
                 let (text, reason) = record.advance(token, &self.door.stop_tokens);
                 (event.token, event.text, event.logprobs) = (Some(token), text, sample.logprobs);
                 reason
             }
-            Err(reason) => {
+            (Ok(_), Err(reason)) => {
                 let position = record.figures.prompt_tokens + record.figures.generated_tokens;
                 Some(FinishReason::Failed(format!("token {position}: {reason}")))
             }

@@ -8,8 +8,9 @@ use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
 use super::lower::Job;
 use super::mask::PendingMask;
 use super::sampler::{Draw, Sampler};
+use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::models::decoder::Observer;
-use crate::models::{Batch, Model, Workspace};
+use crate::models::{Batch, LogitSource, Model, Workspace};
 use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport, Verdict};
 
 /// Runs batches and transfers.
@@ -107,6 +108,20 @@ impl CpuExecutor {
         (&mut self.arena, &mut self.host, &mut self.work)
     }
 
+    /// Scores the tokens of prompts that a batch names, a cell of rows at a time: logits of all of
+    /// them at once would take more memory than the step itself.
+    fn score(&mut self, batch: &Batch, report: &mut StepReport) {
+        let vocab = self.model.spec().vocab_size;
+        for scores in batch.scores.chunks(LEAST_MAX_NUM_BATCHED_TOKENS) {
+            let rows: Vec<_> = scores.iter().map(|score| LogitSource::Row(score.row)).collect();
+            let logits = self.model.logits(&self.cpu, &rows, &self.arena, &mut self.work);
+            for (score, logits) in scores.iter().zip(logits.chunks_exact(vocab)) {
+                let scored = self.sampler.score(logits, score.token, score.top);
+                report.scored.push(scored.map_err(|error| error.to_string()));
+            }
+        }
+    }
+
     /// Runs `batch` and returns its logits, `[sources][vocab_size]`.
     pub fn forward(&mut self, batch: &Batch) -> &[f32] {
         self.forward_observed(batch, &mut |_, _| {})
@@ -154,6 +169,7 @@ impl Executor for CpuExecutor {
                 let logits = &logits[planned.row * vocab..(planned.row + 1) * vocab];
                 report.sampled.push(planned.from(logits, &mut self.sampler));
             }
+            self.score(batch, &mut report);
         }
         report.verdict = batch.compare.as_ref().map(|pair| {
             match self.model.first_difference(&self.arena, pair) {

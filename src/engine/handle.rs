@@ -71,6 +71,7 @@ impl Handle {
                     token: None,
                     text: String::new(),
                     logprobs: None,
+                    prompt_logprobs: None,
                     finish: Some(Finish { reason, figures: Figures::default() }),
                 }
             }

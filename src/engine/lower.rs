@@ -3,7 +3,7 @@
 use kernels::{BLOCK_LEN, NO_SLOT, Snapshot, Span};
 use state_pool::{PoolLayout, SlotId};
 
-use crate::models::{Batch, BlockMove, LogitSource, StatePair};
+use crate::models::{Batch, BlockMove, LogitSource, Score, StatePair};
 use crate::scheduler::{
     Direction, Form, PlannedSpan, Sequence, SequenceId, SlotCopy, StepPlan, Transfer, TransferId,
     Wanted,
@@ -111,6 +111,10 @@ fn add_span(batch: &mut Batch, span: &PlannedSpan, sequence: &Sequence, layout: 
     let (start, end) = (span.start, span.start + span.rows);
     let first_row = batch.rows();
     batch.tokens.extend_from_slice(&sequence.tokens()[start..end]);
+    if let Some((top, positions)) = sequence.scores(span) {
+        let tokens = sequence.tokens()[positions].iter().enumerate();
+        batch.scores.extend(tokens.map(|(i, &token)| Score { row: first_row + i, token, top }));
+    }
     let table = batch.tables.len()..batch.tables.len() + end.div_ceil(BLOCK_LEN);
     let state = sequence.state().expect("a planned sequence is on the device");
     batch.tables.extend(state.table().ids().take(table.len()).map(|id| layout.block_offset(id)));

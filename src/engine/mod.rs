@@ -126,6 +126,14 @@ impl Engine {
         Ok(Handle::new(id, seed, choices, receiver, self.commands.clone()))
     }
 
+    /// Refuses what [`Engine::submit`] would refuse, and takes nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        self.door.check(request)
+    }
+
     /// Cancels a request: its unfinished answers end as cancelled before the next step. An unknown
     /// name, or that of a request that has ended, is nothing.
     pub fn cancel(&self, id: RequestId) {

@@ -1,12 +1,14 @@
 //! What the engine knows of an answer in the making, and what a token does to it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::constraint::Matcher;
 use super::core::RequestId;
 use super::text::AnswerText;
-use crate::request::{Event, Figures, FinishReason, Request, StopCause};
+use crate::request::{Event, Figures, FinishReason, PromptLogprobs, Request, StopCause};
+use crate::scheduler::{Scheduler, SequenceId, StepPlan, StepReport};
 
 /// One answer in the making.
 pub(super) struct Record {
@@ -20,13 +22,46 @@ pub(super) struct Record {
     pub(super) submitted: Instant,
     pub(super) last_token: Instant,
     pub(super) figures: Figures,
+    /// Of each token of the prompt after the first, as far as it was scored, or why one was not.
+    pub(super) prompt_logprobs: Result<Vec<PromptLogprobs>, String>,
 }
 
 impl Record {
     /// An event in which nothing has happened yet.
     pub(super) fn event(&self) -> Event {
         let choice = self.choice;
-        Event { choice, token: None, text: String::new(), logprobs: None, finish: None }
+        Event {
+            choice,
+            token: None,
+            text: String::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            finish: None,
+        }
+    }
+
+    /// Takes the score of the prompt's token at `position` in, unless it is known already: what is
+    /// computed again gets the same.
+    pub(super) fn take_score(&mut self, position: usize, score: Result<PromptLogprobs, String>) {
+        let Ok(known) = &mut self.prompt_logprobs else { return };
+        match score {
+            Ok(score) if position == known.len() + 1 => known.push(score),
+            Ok(_) => {}
+            Err(reason) => self.prompt_logprobs = Err(format!("token {position}: {reason}")),
+        }
+    }
+
+    /// The scores of the whole prompt, where the request wants them and this answer computed it:
+    /// once, with its first event.
+    ///
+    /// # Errors
+    /// Why a token could not be scored.
+    pub(super) fn scores(&mut self) -> Result<Option<Vec<PromptLogprobs>>, String> {
+        if self.request.prompt_logprobs.is_none() || self.figures.generated_tokens > 0 {
+            return Ok(None);
+        }
+        let scores = std::mem::replace(&mut self.prompt_logprobs, Ok(Vec::new()))?;
+        Ok((scores.len() + 1 == self.request.prompt.len()).then_some(scores))
     }
 
     /// Counts a token; returns the text that became final and why the answer ends here, if it does.
@@ -81,6 +116,27 @@ impl Record {
             Some(StopCause::Token(token))
         } else {
             None
+        }
+    }
+}
+
+/// Hands the scores of a step to the answers whose prompts they are of.
+pub(super) fn take_scores(
+    report: &mut StepReport,
+    plan: &StepPlan,
+    scheduler: &Scheduler,
+    records: &mut HashMap<SequenceId, Record>,
+) {
+    let mut scored = report.scored.drain(..);
+    for span in &plan.spans {
+        let sequence = scheduler.sequence(span.sequence);
+        let Some((_, positions)) = sequence.and_then(|s| s.scores(span)) else { continue };
+        // One that was cancelled has no record any more.
+        let mut record = records.get_mut(&span.sequence);
+        for (position, score) in positions.zip(&mut scored) {
+            if let Some(record) = &mut record {
+                record.take_score(position, score);
+            }
         }
     }
 }

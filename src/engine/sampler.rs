@@ -18,7 +18,7 @@
 mod exp;
 
 use super::mask::TokenMask;
-use crate::request::{Logprobs, SamplingParams};
+use crate::request::{Logprobs, PromptLogprobs, SamplingParams};
 use exp::{exp_nonpositive, sum_exp};
 
 /// Why no token could be drawn: the logits are the machine's fault, not the caller's.
@@ -132,6 +132,29 @@ impl Sampler {
         };
         let logprobs = params.logprobs.map(|top| logprobs(logits, id, top, &mut self.keys));
         Ok(Sampled { id, logprobs })
+    }
+
+    /// How likely `token` is, and the `top` likeliest in its place.
+    ///
+    /// # Errors
+    /// Logits that are no distribution.
+    ///
+    /// # Panics
+    /// When `token` is not below `logits.len()`.
+    pub fn score(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        top: usize,
+    ) -> Result<PromptLogprobs, SampleError> {
+        refuse_broken(logits)?;
+        let id = token as usize;
+        let is_before = |(other, x): (usize, &f32)| {
+            usize::from(*x > logits[id] || *x == logits[id] && other < id)
+        };
+        let rank = 1 + logits.iter().enumerate().map(is_before).sum::<usize>();
+        let logprobs = logprobs(logits, token, top, &mut self.keys);
+        Ok(PromptLogprobs { logprobs, rank })
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Batch {
     pub snapshots: Vec<Snapshot>,
     /// Whose logits are wanted, in the order they come out.
     pub logits: Vec<LogitSource>,
+    /// Tokens of prompts that are to be scored.
+    pub scores: Vec<Score>,
     /// What is to be compared afterwards.
     pub compare: Option<StatePair>,
 }
@@ -32,6 +34,17 @@ pub struct StatePair {
     pub tokens: usize,
     /// Slots of either, if they have bytes.
     pub slots: Option<(usize, usize)>,
+}
+
+/// A token to be scored by the logits of the row before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Score {
+    /// The row of this batch.
+    pub row: usize,
+    /// The token.
+    pub token: u32,
+    /// How many of the likeliest tokens are wanted beside it.
+    pub top: usize,
 }
 
 /// A block copied inside the arena, by the offsets of its bytes.
@@ -74,6 +87,7 @@ impl Batch {
         let targets: HashSet<usize> = self.copies.iter().map(|copy| copy.target).collect();
         assert_eq!(targets.len(), self.copies.len(), "a block is copied to twice");
         assert!(self.copies.iter().all(|copy| !targets.contains(&copy.source)));
+        assert!(self.scores.iter().all(|score| score.row < self.rows()));
         for source in &self.logits {
             match source {
                 LogitSource::Row(row) => assert!(*row < self.rows()),

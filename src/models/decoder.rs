@@ -127,7 +127,7 @@ impl Model {
         if batch.rows() > 0 {
             self.compute(cpu, batch, spans, arena, work, observe);
         }
-        self.logits(cpu, batch, arena, work)
+        self.logits(cpu, &batch.logits, arena, work)
     }
 
     /// The rows of a batch, layer by layer.
@@ -188,17 +188,19 @@ impl Model {
         }
     }
 
-    fn logits<'w>(
+    /// The logits of rows of the batch that `work` was last used for, or of slots,
+    /// `[sources][vocab_size]`.
+    pub fn logits<'w>(
         &self,
         cpu: &Cpu,
-        batch: &Batch,
+        sources: &[LogitSource],
         arena: &Arena,
         work: &'w mut Workspace,
     ) -> &'w [f32] {
         let (width, vocab) = (self.spec.hidden, self.spec.vocab_size);
-        let count = batch.logits.len();
+        let count = sources.len();
         work.head_rows.resize(count * width, 0.0);
-        for (source, out) in batch.logits.iter().zip(work.head_rows.chunks_exact_mut(width)) {
+        for (source, out) in sources.iter().zip(work.head_rows.chunks_exact_mut(width)) {
             out.copy_from_slice(match source {
                 LogitSource::Row(row) => &work.normed[row * width..(row + 1) * width],
                 LogitSource::Slot(slot) => {

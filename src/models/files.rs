@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::config::{Config, ConfigFault};
 use super::family::Family;
-use super::generation::GenerationDefaults;
+use super::generation::{GenerationDefaults, SamplingDefaults};
 use super::spec::{ModelSpec, Part, Required};
 use crate::weights::{Named, Tensor, WeightBytes, Weights, WeightsError};
 
@@ -64,6 +64,10 @@ pub struct ModelFiles {
     pub spec: ModelSpec,
     /// Where to stop, how to begin.
     pub defaults: GenerationDefaults,
+    /// What is in `generation_config.json`, if there is one.
+    generation: Option<Map<String, Value>>,
+    /// Its name in errors.
+    generation_path: String,
     family: &'static Family,
     place: Place,
 }
@@ -81,6 +85,20 @@ impl Place {
             Place::Folder(dir) => Weights::dtype_in(dir),
             Place::Binary(file) => Weights::dtype_embedded(file),
         }
+    }
+}
+
+impl SamplingDefaults {
+    /// What the `generation_config.json` of a folder says, which must have one.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and all that is wrong with it.
+    pub fn open(dir: &Path) -> Result<SamplingDefaults, ModelError> {
+        let path = dir.join(GENERATION).display().to_string();
+        let text = fs::read_to_string(dir.join(GENERATION))
+            .map_err(|source| ModelError::Io { path: path.clone(), source })?;
+        let map = object(&text, || path.clone())?;
+        SamplingDefaults::read(&map).map_err(|faults| ModelError::Config { path, faults })
     }
 }
 
@@ -143,7 +161,18 @@ impl ModelFiles {
             Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
         };
         let defaults = GenerationDefaults::read(&sources, spec.vocab_size).map_err(refused)?;
-        Ok(ModelFiles { spec, defaults, family, place })
+        let generation_path = path(GENERATION);
+        Ok(ModelFiles { spec, defaults, generation, generation_path, family, place })
+    }
+
+    /// How tokens are chosen where a request does not say, by the model's `generation_config.json`.
+    ///
+    /// # Errors
+    /// All that is wrong with the file.
+    pub fn sampling_defaults(&self) -> Result<SamplingDefaults, ModelError> {
+        let Some(map) = &self.generation else { return Ok(SamplingDefaults::default()) };
+        let path = self.generation_path.clone();
+        SamplingDefaults::read(map).map_err(|faults| ModelError::Config { path, faults })
     }
 
     /// The name that the model's files give to a tensor of the model.

@@ -19,12 +19,12 @@ mod qwen3;
 pub mod spec;
 mod workspace;
 
-pub use batch::{Batch, BlockMove, LogitSource, StatePair};
+pub use batch::{Batch, BlockMove, LogitSource, Score, StatePair};
 pub use config::ConfigFault;
 pub use decoder::Model;
 pub use family::{FAMILIES, Family};
 pub use files::{ModelError, ModelFiles, ModelWeights};
-pub use generation::GenerationDefaults;
+pub use generation::{GenerationDefaults, SamplingDefaults};
 pub use workspace::Workspace;
 
 pub use crate::weights::WeightBytes;

@@ -171,6 +171,7 @@ impl Scheduler {
                 sequence.cache_salt = None;
             }
             sequence.marks = prompt.checkpoint_at.to_vec();
+            sequence.scored_with = prompt.scored_with;
             if *id == leader {
                 sequence.forks = ids[1..].to_vec();
             }
@@ -343,6 +344,10 @@ impl Scheduler {
             }
             let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
             sequence.state_mut().advance(span.rows);
+            if span.wanted == Wanted::Last {
+                // What is computed again later was scored before.
+                sequence.scored_with = None;
+            }
             if !sequence.forks.is_empty() && span.wanted == Wanted::Last {
                 self.begin_forks(span.sequence);
             }
@@ -380,6 +385,7 @@ impl Scheduler {
         for fork in std::mem::take(&mut leader.forks) {
             let sequence = self.sequence_mut(fork);
             (sequence.origin, sequence.reuse, sequence.was_admitted) = (origin, reuse, true);
+            sequence.scored_with = None;
             sequence.histories.clone_from(&histories);
             if self.on_device() < self.limits.max_num_seqs {
                 let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);

@@ -12,7 +12,7 @@ use state_pool::{
 
 use super::audit::{Comparison, Verdict};
 use super::sequence::{Sequence, SequenceId};
-use crate::request::Logprobs;
+use crate::request::{Logprobs, PromptLogprobs};
 
 /// How the rows of a span came to be; it chooses their arithmetic (DESIGN.md rule 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -346,6 +346,8 @@ pub struct SampledToken {
 pub struct StepReport {
     /// The drawn tokens, in the order of the draws.
     pub sampled: Vec<SampledToken>,
+    /// The scores of prompts, in the order of the spans and of their rows, or why there is none.
+    pub scored: Vec<Result<PromptLogprobs, String>>,
     /// Transfers that are done.
     pub finished: Vec<TransferId>,
     /// Transfers that failed; their targets hold nothing of use.

@@ -17,13 +17,23 @@ pub struct Prompt<'a> {
     pub cache_salt: Option<&'a str>,
     /// Tokens after which a state is to be kept, each at the grid position at or below it.
     pub checkpoint_at: &'a [usize],
+    /// How many likeliest tokens are wanted beside each of the prompt's own, if these are to be
+    /// scored: then none of it is skipped.
+    pub scored_with: Option<usize>,
 }
 
 impl<'a> Prompt<'a> {
     /// One answer, and nothing special.
     pub fn new(tokens: &'a [u32], max_tokens: usize) -> Prompt<'a> {
-        let (priority, cache_salt) = (None, None);
-        Prompt { tokens, max_tokens, choices: 1, priority, cache_salt, checkpoint_at: &[] }
+        Prompt {
+            tokens,
+            max_tokens,
+            choices: 1,
+            priority: None,
+            cache_salt: None,
+            checkpoint_at: &[],
+            scored_with: None,
+        }
     }
 }
 

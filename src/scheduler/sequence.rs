@@ -8,7 +8,7 @@ use state_pool::{
     BLOCK_LEN, BlockTable, PackedHandle, SequenceState, SlotHandle, SlotId, StatePool, Tier,
 };
 
-use super::plan::{Form, SlotCopy};
+use super::plan::{Form, PlannedSpan, SlotCopy};
 use super::prompt::ReuseFigures;
 use super::stats::Blocked;
 
@@ -134,6 +134,9 @@ pub struct Sequence {
     pub(super) cache_salt: Option<Arc<str>>,
     /// Positions its caller wants kept.
     pub(super) marks: Vec<usize>,
+    /// How many likeliest tokens are wanted beside each token of the prompt, while these have not
+    /// all been scored.
+    pub(super) scored_with: Option<usize>,
     /// What the pool had got back, and uses of the tree, when it was refused, and what it did not
     /// find: while the first two stay it need not be looked at.
     pub(super) refused_at: Option<((u64, u64), Blocked)>,
@@ -226,6 +229,7 @@ impl Sequence {
             counters: Counters::default(),
             cache_salt: None,
             marks: Vec::new(),
+            scored_with: None,
             refused_at: None,
             is_noted: false,
             origin,
@@ -263,6 +267,14 @@ impl Sequence {
     /// How many of them are the prompt.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
+    }
+
+    /// The scores that a span of it is asked for: how many likeliest tokens beside each of its
+    /// own, and the positions of those, which the rows before them tell of.
+    pub fn scores(&self, span: &PlannedSpan) -> Option<(usize, Range<usize>)> {
+        let end = (span.start + span.rows + 1).min(self.prompt_len);
+        let top = self.scored_with.filter(|_| span.form == Form::Chunk)?;
+        Some((top, span.start + 1..end))
     }
 
     /// Where its state is.
@@ -366,6 +378,9 @@ impl Sequence {
     pub(super) fn match_options(&self, exact_only: bool) -> MatchOptions {
         let border = self.prompt_len / BLOCK_LEN * BLOCK_LEN;
         let device_only = self.distrusts_host;
+        if self.scored_with.is_some() {
+            return MatchOptions { exact_only: true, limit_tokens: 0, device_only };
+        }
         match (self.has_answer(), self.origin.lineage) {
             (false, _) => MatchOptions { exact_only, limit_tokens: self.prompt_len, device_only },
             (true, Lineage::Exact) => {
