@@ -11,8 +11,16 @@ mod bodies;
 mod cancel;
 #[path = "server/cli.rs"]
 mod cli;
+#[path = "server/fields.rs"]
+mod fields;
+#[path = "server/guard.rs"]
+mod guard;
+#[path = "server/kept.rs"]
+mod kept;
 #[path = "server/load.rs"]
 mod load;
+#[path = "server/logprobs.rs"]
+mod logprobs;
 #[path = "server/messages.rs"]
 mod messages;
 #[path = "server/metrics.rs"]
@@ -21,6 +29,8 @@ mod metrics;
 mod openapi;
 #[path = "server/page.rs"]
 mod page;
+#[path = "server/queue.rs"]
+mod queue;
 #[path = "server/start.rs"]
 mod start;
 #[path = "server/streams.rs"]

@@ -36,6 +36,8 @@ pub struct Answers {
     pub prompt_tokens: usize,
     /// Tokens generated so far, of all choices.
     pub generated_tokens: usize,
+    /// Of these, tokens that were reasoning: who takes answers apart counts them.
+    pub reasoning_tokens: usize,
     /// What the choices that have ended cost.
     pub figures: Vec<Figures>,
 }
@@ -51,11 +53,12 @@ impl Answers {
             has_begun: false,
             prompt_tokens,
             generated_tokens: 0,
+            reasoning_tokens: 0,
             figures: Vec::new(),
         }
     }
 
-    /// Waits for the first event, for `patience` at most: until then a request can still be
+    /// Waits until the request is begun, for `patience` at most: until then a request can still be
     /// answered with an error of its own status.
     ///
     /// # Errors
@@ -92,6 +95,7 @@ impl Answers {
             },
         }?;
         self.has_begun = true;
+        self.stay();
         self.generated_tokens += usize::from(event.token.is_some());
         if let Some(finish) = &event.finish {
             self.figures.push(finish.figures);
@@ -99,16 +103,19 @@ impl Answers {
         Some(Ok(event))
     }
 
+    /// The request has begun, or is part of one that may have: it gives way to no other.
+    pub fn stay(&mut self) {
+        self.live.place.begin();
+    }
+
     async fn hear(&mut self) -> Result<Option<Event>, ApiError> {
         let since = Instant::from_std(self.live.place.since());
         loop {
             let queue = self.patience.queue.filter(|_| !self.has_begun);
             let limit = [queue, self.patience.total].into_iter().flatten().min();
-            let Some(limit) = limit.filter(|_| !self.is_late) else {
-                return Ok(self.event().await);
-            };
+            let Some(limit) = limit.filter(|_| !self.is_late) else { return self.event().await };
             match timeout_at(since + limit, self.event()).await {
-                Ok(event) => return Ok(event),
+                Ok(event) => return event,
                 Err(_) if self.patience.total.is_none_or(|total| limit < total) => {
                     self.live.handle.cancel();
                     let message = format!("not begun after {} ms", limit.as_millis());
@@ -123,8 +130,13 @@ impl Answers {
         }
     }
 
-    async fn event(&mut self) -> Option<Event> {
-        poll_fn(|context| Pin::new(&mut self.live.handle).poll_next(context)).await
+    async fn event(&mut self) -> Result<Option<Event>, ApiError> {
+        let handle = &mut self.live.handle;
+        let event = poll_fn(|context| Pin::new(&mut *handle).poll_next(context)).await;
+        let end = event.as_ref().and_then(|event| event.finish.as_ref());
+        let is_cut = end.is_some_and(|end| end.reason == FinishReason::Cancelled);
+        let error = if is_cut { self.live.evicted() } else { None };
+        error.map_or(Ok(event), Err)
     }
 
     /// The word for why a choice ended, and what stopped it.
@@ -145,21 +157,25 @@ impl Answers {
 }
 
 /// `usage` in the OpenAI shape.
-fn usage(prompt_tokens: usize, generated_tokens: usize, figures: &[Figures]) -> Value {
-    // The choices of a request have the prompt in common.
-    let first = figures.first().copied().unwrap_or_default();
-    let (cached, written) = (first.cached_tokens, first.cache_write_tokens);
+fn usage(
+    prompt_tokens: usize,
+    (generated_tokens, reasoning_tokens): (usize, usize),
+    figures: &Figures,
+) -> Value {
+    let (cached, written) = (figures.cached_tokens, figures.cache_write_tokens);
     json!({
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated_tokens,
         "total_tokens": prompt_tokens + generated_tokens,
         "prompt_tokens_details": { "cached_tokens": cached, "cache_write_tokens": written },
+        "completion_tokens_details": { "reasoning_tokens": reasoning_tokens },
     })
 }
 
-/// What a request cost, under the names that are used everywhere.
-fn metrics(figures: &[Figures]) -> Value {
+/// What the request of a name cost, under the names that are used everywhere.
+fn metrics(name: &str, figures: &[Figures]) -> Value {
     let mut map = Map::new();
+    map.insert("request_id".to_owned(), name.into());
     let prompt = figures.first().copied().unwrap_or_default();
     let ms = |time: Duration| time.as_micros() as f64 / 1e3;
     let sum = |count: fn(&Figures) -> u64| figures.iter().map(count).sum::<u64>();
@@ -245,6 +261,12 @@ impl Several {
         .await
     }
 
+    /// [`metrics`] of all together.
+    pub fn metrics(&self) -> Value {
+        let figures: Vec<_> = self.all.iter().flat_map(|a| a.figures.clone()).collect();
+        metrics(self.all.first().map_or("", |first| first.live.name()), &figures)
+    }
+
     /// `usage` of all together, so far.
     pub fn usage(&self) -> Value {
         let sum = |count: fn(&Answers) -> usize| self.all.iter().map(count).sum::<usize>();
@@ -256,12 +278,7 @@ impl Several {
             cache_write_tokens: sum(written),
             ..Figures::default()
         };
-        usage(sum(|a| a.prompt_tokens), sum(|a| a.generated_tokens), &[figures])
-    }
-
-    /// What all together cost.
-    pub fn metrics(&self) -> Value {
-        let all: Vec<Figures> = self.all.iter().flat_map(|a| a.figures.clone()).collect();
-        metrics(&all)
+        let generated = (sum(|a| a.generated_tokens), sum(|a| a.reasoning_tokens));
+        usage(sum(|a| a.prompt_tokens), generated, &figures)
     }
 }

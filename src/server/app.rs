@@ -1,10 +1,10 @@
 //! What all requests share: the engine, the model's text, limits, and who is being served.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::http::StatusCode;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::block_in_place;
@@ -13,9 +13,11 @@ use super::config::ServerConfig;
 use super::error::ApiError;
 use super::guard::Keys;
 use super::metrics::{Metrics, Watch};
+use super::queue::{Lack, Place, Queue};
 use super::replay::Replay;
+use crate::config::Policy;
 use crate::engine::{Engine, Handle, RequestId};
-use crate::request::{Event, Request};
+use crate::request::{Event, Request, SamplingParams};
 use crate::text::AnswerFormat;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
 
@@ -31,6 +33,8 @@ pub struct ServedModel {
     pub format: AnswerFormat,
     /// Tokens of the model.
     pub vocab_size: usize,
+    /// How tokens are chosen where a request does not say.
+    pub sampling: SamplingParams,
     /// Further facts, as `meta` of `/v1/models` and in `/props`.
     pub meta: Map<String, Value>,
     /// Twelve hexadecimal digits that change with the model, its precision or its tokenizer.
@@ -66,8 +70,7 @@ pub struct App {
     pub replay: Replay,
     phase: watch::Sender<Phase>,
     live: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
-    /// Answers that wait or run.
-    answers: Arc<AtomicUsize>,
+    queue: Arc<Queue>,
 }
 
 /// An [`App`] as handlers get it.
@@ -87,7 +90,7 @@ impl App {
             replay: Replay::default(),
             phase: watch::Sender::new(Phase::Open),
             live: Mutex::default(),
-            answers: Arc::default(),
+            queue: Arc::default(),
         }
     }
 
@@ -113,7 +116,9 @@ impl App {
             Some(name) => {
                 let short: String = name.chars().take(100).collect();
                 let message = format!("the model {short:?} does not exist; here is {:?}", names[0]);
-                Err(ApiError::not_found("model_not_found", message).of("model"))
+                let status = StatusCode::NOT_FOUND;
+                let kind = "invalid_request_error";
+                Err(ApiError::new(status, kind, "model_not_found", message).of("model"))
             }
         }
     }
@@ -132,42 +137,62 @@ impl App {
     /// # Errors
     /// A server that has too much to do or ends, or a request that can never run.
     pub fn submit(self: &Arc<App>, request: Request, name: &str) -> Result<Live, ApiError> {
-        let place = self.place(request.n, request.prompt.len());
-        let place = place.inspect_err(|error| self.metrics.reject(error))?;
+        let place = self.place(&request);
+        let mut place = place.inspect_err(|error| self.metrics.reject(error))?;
         let (choices, max_tokens) = (request.n, request.max_tokens);
+        let (priority, prompt_tokens) = (request.priority.unwrap_or(0), request.prompt.len());
         let handle = match request.constraint {
             // It is compiled, which can take seconds.
             Some(_) => block_in_place(|| self.engine.submit(request)),
             None => self.engine.submit(request),
         }?;
-        let watch = Watch::new(&self.metrics, place.since, choices, max_tokens);
+        place.wait(handle.id(), priority, prompt_tokens);
+        let watch = Watch::new(&self.metrics, place.since(), choices, max_tokens);
         self.live().entry(name.into()).or_default().push(handle.id());
         Ok(Live { handle, place, watch, app: Arc::clone(self), name: name.into() })
     }
 
-    /// Refuses what would wait for too long.
-    fn place(&self, answers: usize, prompt_tokens: usize) -> Result<Place, ApiError> {
+    /// Refuses what would wait for too long, unless one that waits gives way to it.
+    fn place(&self, request: &Request) -> Result<Place, ApiError> {
         if self.phase() == Phase::Draining {
             return Err(ApiError::draining());
         }
         let (there, tokens) = (self.answers(), self.engine.prompt_backlog());
         let (most, most_tokens) =
             (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
-        if there + answers > most {
-            let message = format!("{there} answers wait or run, and {most} may");
-            return Err(ApiError::overloaded("queue_full", message, self.retry_after(tokens)));
-        }
+        let mut lack = Lack { answers: (there + request.n).saturating_sub(most), tokens: 0 };
         // A prompt that is longer than the limit is taken when nothing else waits.
-        if tokens > 0 && tokens + prompt_tokens > most_tokens {
-            let message = format!("{tokens} prompt tokens wait, and {most_tokens} may");
-            return Err(ApiError::overloaded("backlog_full", message, self.retry_after(tokens)));
+        if tokens > 0 {
+            lack.tokens = (tokens + request.prompt.len()).saturating_sub(most_tokens);
         }
-        Ok(Place::take(&self.answers, answers))
+        if lack == Lack::default() || self.make_room(request, lack)? {
+            return Ok(self.queue.take(request.n));
+        }
+        let (code, message) = match lack.answers {
+            0 => ("backlog_full", format!("{tokens} prompt tokens wait, and {most_tokens} may")),
+            _ => ("queue_full", format!("{there} answers wait or run, and {most} may")),
+        };
+        Err(ApiError::overloaded(code, message, self.retry_after(tokens)))
+    }
+
+    /// Under `priority`, ends requests that wait with a higher number than that of `request` until
+    /// it has room; whether it has.
+    ///
+    /// # Errors
+    /// A request that can never run: nobody is ended for it.
+    fn make_room(&self, request: &Request, lack: Lack) -> Result<bool, ApiError> {
+        if self.engine.limits().config.policy != Policy::Priority {
+            return Ok(false);
+        }
+        block_in_place(|| self.engine.check(request))?;
+        let evicted = self.queue.evict(request.priority.unwrap_or(0), lack);
+        evicted.iter().flatten().for_each(|id| self.engine.cancel(*id));
+        Ok(evicted.is_some())
     }
 
     /// Answers that wait or run.
     pub fn answers(&self) -> usize {
-        self.answers.load(Ordering::Relaxed)
+        self.queue.answers()
     }
 
     /// How long `tokens` prompt tokens take, from 1 to 60 seconds.
@@ -228,9 +253,23 @@ pub struct Live {
 }
 
 impl Live {
+    /// The name that its client knows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Counts an event of it.
     pub fn heard(&mut self, event: &Event) {
         self.watch.heard(&self.app.metrics, event);
+    }
+
+    /// Why it was ended, if a request of a better priority has its place.
+    pub fn evicted(&self) -> Option<ApiError> {
+        let message = "a request of a better priority has taken the place of this one";
+        self.place.is_evicted().then(|| {
+            let after = self.app.retry_after(self.app.engine.prompt_backlog());
+            ApiError::overloaded("queue_full", message.to_owned(), after)
+        })
     }
 
     /// Counts that the server ends it with an error before it began.
@@ -243,31 +282,5 @@ impl Drop for Live {
     fn drop(&mut self) {
         self.watch.left(&self.app.metrics);
         self.app.forget(&self.name, self.handle.id());
-    }
-}
-
-/// A place among the answers that wait or run; dropping it gives it up.
-#[derive(Debug)]
-pub struct Place {
-    all: Arc<AtomicUsize>,
-    answers: usize,
-    since: Instant,
-}
-
-impl Place {
-    fn take(all: &Arc<AtomicUsize>, answers: usize) -> Place {
-        all.fetch_add(answers, Ordering::Relaxed);
-        Place { all: Arc::clone(all), answers, since: Instant::now() }
-    }
-
-    /// When the request came.
-    pub fn since(&self) -> Instant {
-        self.since
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.answers, Ordering::Relaxed);
     }
 }

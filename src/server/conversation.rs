@@ -61,8 +61,21 @@ pub struct Prompt {
     pub ids: Vec<u32>,
     /// Tokens after which the state is to be kept, ascending.
     pub marks: Vec<usize>,
-    /// Tokens up to the last position that the request itself marked; 0 when it marked none.
-    pub marked_tokens: usize,
+    /// Its first tokens were cut off: they are no longer those of its text.
+    pub is_cut: bool,
+}
+
+impl Prompt {
+    /// Cuts it to its last `most` tokens, where there is a limit and it has more.
+    pub fn keep_last(&mut self, most: Option<usize>) {
+        let cut = most.map_or(0, |most| self.ids.len().saturating_sub(most));
+        if cut > 0 {
+            self.ids.drain(..cut);
+            self.marks.retain(|mark| *mark > cut);
+            self.marks.iter_mut().for_each(|mark| *mark -= cut);
+            self.is_cut = true;
+        }
+    }
 }
 
 impl Conversation {
@@ -235,31 +248,24 @@ impl Conversation {
         let replayed = ids.len();
         let new = tokenizer.encode(&tail, Specials::Parse);
         ids.extend(new.map_err(|error| ApiError::failed(error.to_string()))?);
-        let ends: Vec<Option<usize>> =
-            self.places().map(|place| self.end_of(template, &text, place)).collect();
-        // The places that the request marked come first.
-        let marked = ends[..self.breakpoints.len()].iter().flatten().max().copied();
-        let mut ends: Vec<usize> = ends.into_iter().flatten().collect();
+        let ends = self.places().filter_map(|place| self.end_of(template, &text, place));
+        let mut ends: Vec<usize> = ends.collect();
         ends.sort_unstable();
         ends.dedup();
         // The texts end alike; what lies before the tail was kept when it was new.
         let mut bytes = text.len().saturating_sub(tail.len());
         ends.retain(|end| replayed == 0 || *end > bytes);
         let mut marks = Vec::with_capacity(ends.len());
-        let mut marked_tokens = 0;
         // A position may lie inside a token: what ends before that counts.
         for (position, id) in ids.iter().enumerate().skip(replayed) {
             bytes += tokenizer.token_bytes(*id).map_or(0, <[u8]>::len);
             let passed = ends.iter().take_while(|end| **end < bytes).count();
             marks.extend(ends.drain(..passed).filter(|_| position > 0).map(|_| position));
-            if marked.is_some_and(|end| end >= bytes) {
-                marked_tokens = position + 1;
-            }
         }
         // What is left ends with the prompt itself.
         marks.extend(ends.first().map(|_| ids.len()));
         marks.dedup();
-        Ok(Prompt { text, ids, marks, marked_tokens })
+        Ok(Prompt { text, ids, marks, is_cut: false })
     }
 
     /// The last answer in the conversation whose tokens are remembered, and the text behind it.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::header::{HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{CONNECTION, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
@@ -42,6 +42,7 @@ pub struct Fault {
 }
 
 const INVALID: &str = "invalid_request_error";
+const DRAINING: &str = "draining";
 
 impl ApiError {
     /// An error of `status`.
@@ -124,7 +125,7 @@ impl ApiError {
     pub fn draining() -> ApiError {
         let message = "the server is shutting down and takes no more requests";
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let mut error = ApiError::new(status, "unavailable_error", "draining", message);
+        let mut error = ApiError::new(status, "unavailable_error", DRAINING, message);
         error.0.retry_after = Some(Duration::from_secs(1));
         error
     }
@@ -177,6 +178,10 @@ impl ApiError {
         if let Some(retry) = self.should_retry {
             let value = HeaderValue::from_static(if retry { "true" } else { "false" });
             headers.insert(SHOULD_RETRY, value);
+        }
+        if self.code == DRAINING {
+            // The next request on the connection could not be taken either.
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -115,8 +115,8 @@ impl Fields {
         }
     }
 
-    /// Refuses fields that would change the answer and are not served; null and false ask for
-    /// nothing.
+    /// Refuses fields that would change the answer and are not served; null, false, an empty
+    /// string and an empty list ask for nothing.
     ///
     /// # Errors
     /// The first of them that is there.
@@ -124,11 +124,32 @@ impl Fields {
         for (name, instead) in names {
             match self.raw(name) {
                 None | Some(Value::Bool(false)) => {}
+                Some(Value::String(text)) if text.is_empty() => {}
+                Some(Value::Array(list)) if list.is_empty() => {}
                 Some(_) => {
                     let path = self.path(name);
                     let message = format!("{path} is not supported{instead}");
                     return Err(ApiError::unsupported(path, message));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses numbers that would change the answer and are not served, unless each is the one that
+    /// changes nothing.
+    ///
+    /// # Errors
+    /// The first of them that is another.
+    pub fn refuse_unless(&mut self, neutral: &[(&str, f64)]) -> Result<(), ApiError> {
+        for (name, neutral) in neutral {
+            match self.raw(name) {
+                Some(value) if value.as_f64() != Some(*neutral) => {
+                    let path = self.path(name);
+                    let message = format!("{path} is not supported, other than as {neutral}");
+                    return Err(ApiError::unsupported(path, message));
+                }
+                _ => {}
             }
         }
         Ok(())

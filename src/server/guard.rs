@@ -38,7 +38,39 @@ pub struct Peer {
 
 /// The name of a request: the client's, or ours.
 #[derive(Debug, Clone)]
-pub struct RequestName(pub String);
+pub struct RequestName {
+    /// The name.
+    pub id: String,
+    /// It is the client's.
+    pub is_given: bool,
+}
+
+impl RequestName {
+    /// The name, unless the client has given none in the header and this one in the body.
+    pub fn or_of_body(self, id: Option<&String>) -> RequestName {
+        match id.filter(|_| !self.is_given) {
+            Some(id) => RequestName { id: id.clone(), is_given: true },
+            None => self,
+        }
+    }
+
+    /// What answers to the request are called: by the client's name or, without one, by one that
+    /// nobody can foresee.
+    pub fn answer_id(&self, prefix: &str) -> String {
+        if self.is_given { format!("{prefix}{}", self.id) } else { super::random_id(prefix) }
+    }
+
+    /// The answer, with the name for its header.
+    pub fn tell(self, mut response: Response) -> Response {
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Whether a client may call a request so.
+pub fn is_name(id: &str) -> bool {
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|b| (0x21..0x7f).contains(&b))
+}
 
 /// Digests of the keys: comparing digests takes a time that says nothing of a key.
 pub struct Keys {
@@ -156,13 +188,14 @@ pub fn is_loopback(host: &str) -> bool {
 /// API's shape.
 pub async fn name(mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&X_REQUEST_ID).and_then(|value| value.to_str().ok());
-    let fits = |id: &&str| {
-        (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|b| (0x21..0x7f).contains(&b))
-    };
-    let id = given.filter(fits).map_or_else(|| super::random_id("req-"), str::to_owned);
+    let given = given.filter(|id| is_name(id)).map(str::to_owned);
+    let is_given = given.is_some();
+    let id = given.unwrap_or_else(|| super::random_id("req-"));
     let is_anthropic = request.uri().path().starts_with("/v1/messages");
-    request.extensions_mut().insert(RequestName(id.clone()));
+    request.extensions_mut().insert(RequestName { id: id.clone(), is_given });
     let mut response = next.run(request).await;
+    let renamed = response.extensions_mut().remove::<RequestName>();
+    let id = renamed.map_or(id, |name| name.id);
     if is_anthropic && let Some(error) = response.extensions().get::<ApiError>() {
         let body = axum::Json(error_body(error, &id));
         response = (error.status, error.headers(), body).into_response();

@@ -89,7 +89,7 @@ pub async fn version() -> Json<Value> {
 
 /// `GET /props`: the model and the limits.
 pub async fn props(State(app): State<Shared>) -> Json<Value> {
-    let limits = app.engine.limits();
+    let (limits, sampling) = (app.engine.limits(), &app.model.sampling);
     let tier = |tier: &PoolLayout| {
         json!({
             "bytes": tier.arena_bytes(),
@@ -105,6 +105,13 @@ pub async fn props(State(app): State<Shared>) -> Json<Value> {
         "names": app.model.names,
         "system_fingerprint": app.model.fingerprint,
         "meta": app.model.meta,
+        "default_sampling": {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+        },
         "has_chat_template": app.model.template.is_ok(),
         "limits": {
             "max_model_len": limits.max_model_len,

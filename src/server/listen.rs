@@ -1,5 +1,6 @@
 //! Connections: taking them, bounding them, and ending them one after the other.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -141,21 +142,19 @@ pub async fn serve(
     on_ready(&listener.place()?)?;
     let _status = status::watch(&app);
     let connections = GracefulShutdown::new();
-    let left = Notify::new();
-    let accepting = accept(&app, &listener, router, &connections);
     let ending = async {
         stop.asked.notified().await;
         app.enter(Phase::Leaving);
         sleep_or(app.config.drain_delay, &stop.insisted).await;
-        left.notify_one();
+        app.enter(Phase::Draining);
+        drain(&app, &stop.insisted).await
     };
-    tokio::select! {
-        result = accepting => result?,
-        () = async { ending.await; left.notified().await } => {}
-    }
-    app.enter(Phase::Draining);
+    // To its end it listens: probes are answered, and requests told to go elsewhere.
+    let cut = tokio::select! {
+        never = accept(&app, &listener, router, &connections) => match never {},
+        cut = ending => cut,
+    };
     drop(listener);
-    let cut = drain(&app, &stop.insisted).await;
     let _ = timeout(CLOSING, connections.shutdown()).await;
     Ok(if cut == 0 { Outcome::Drained } else { Outcome::Cut(cut) })
 }
@@ -229,7 +228,7 @@ async fn accept(
     listener: &Listener,
     router: Router,
     connections: &GracefulShutdown,
-) -> io::Result<()> {
+) -> Infallible {
     let places = Arc::new(Semaphore::new(app.config.max_connections));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");

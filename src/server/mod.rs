@@ -27,6 +27,7 @@ mod metrics;
 mod openai;
 mod page;
 mod params;
+mod queue;
 mod replay;
 mod snapshot;
 mod sse;
@@ -114,6 +115,7 @@ fn router(app: &Shared) -> Router {
         .route("/version", get(info::version))
         .route("/props", get(info::props))
         .route("/load", get(info::load))
+        .route("/slots", get(snapshot::slots))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/engine/snapshot", get(snapshot::snapshot))
         .route("/v1/engine/events", get(snapshot::events))

@@ -10,6 +10,7 @@ use super::answers::Patience;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, FromJson};
+use super::guard;
 use crate::request::{Request, SamplingParams};
 
 /// Most choices of a request.
@@ -21,7 +22,7 @@ const MAX_PATIENCE_S: f32 = 86_400.0;
 const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-vllm-priority");
 
 /// Fields that are known and change no answer.
-const IGNORED: [&str; 12] = [
+const IGNORED: [&str; 10] = [
     "user",
     "metadata",
     "store",
@@ -32,24 +33,52 @@ const IGNORED: [&str; 12] = [
     "prompt_cache_key",
     "session_id",
     "spaces_between_special_tokens",
-    "request_id",
-    "bad_words",
 ];
 
 /// Fields that would change the answer, and what to use instead where there is something.
-const REFUSED: [(&str, &str); 12] = [
+const REFUSED: [(&str, &str); 28] = [
     ("use_beam_search", ""),
     ("audio", ""),
     ("functions", "; use tools"),
     ("function_call", "; use tool_choice"),
-    ("guided_json", "; use response_format or structured_outputs"),
-    ("guided_regex", "; use structured_outputs"),
-    ("guided_choice", "; use structured_outputs"),
-    ("guided_grammar", "; use structured_outputs"),
-    ("prompt_logprobs", ""),
-    ("truncate_prompt_tokens", ""),
+    ("guided_json", STRUCTURE),
+    ("guided_regex", STRUCTURE),
+    ("guided_choice", STRUCTURE),
+    ("guided_grammar", STRUCTURE),
+    ("regex", STRUCTURE),
+    ("ebnf", STRUCTURE),
+    ("grammar", STRUCTURE),
+    ("json_schema", STRUCTURE),
+    ("structural_tag", STRUCTURE),
+    ("bad_words", "; use logit_bias"),
+    ("allowed_token_ids", "; use logit_bias or structured_outputs"),
+    ("logits_processors", ""),
+    ("custom_logit_processor", ""),
+    ("prompt_embeds", ""),
+    ("documents", "; write them into a message"),
+    ("mm_processor_kwargs", ""),
+    ("lora_path", ""),
+    ("stop_regex", "; use stop"),
+    ("n_predict", "; use max_tokens"),
+    ("prompt_logprobs", " here; /v1/completions has it"),
+    ("add_special_tokens", " here; /v1/completions has it"),
     ("session", ""),
     ("on_disconnect", ""),
+    ("thinking_token_budget", ""),
+];
+
+const STRUCTURE: &str = "; use response_format or structured_outputs";
+
+/// Samplers of llama.cpp that are not served, and the value with which each is off: its front ends
+/// send all of them.
+const SAMPLERS: [(&str, f64); 7] = [
+    ("typical_p", 1.0),
+    ("tfs_z", 1.0),
+    ("mirostat", 0.0),
+    ("dry_multiplier", 0.0),
+    ("xtc_probability", 0.0),
+    ("dynatemp_range", 0.0),
+    ("top_n_sigma", -1.0),
 ];
 
 /// What a request of any generating route says beside its prompt.
@@ -59,10 +88,14 @@ pub struct Common {
     pub request: Request,
     /// Most tokens to generate, if it says.
     pub max_tokens: Option<usize>,
+    /// Tokens of a prompt that are kept, its last, if not all are.
+    pub kept_tokens: Option<usize>,
     /// How the answer is sent.
     pub delivery: Delivery,
     /// How long it may take.
     pub patience: Patience,
+    /// What its client calls it in the body.
+    pub request_id: Option<String>,
 }
 
 /// How an answer is sent.
@@ -99,6 +132,7 @@ impl Delivery {
 /// The first field that is wrong or not served.
 pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Common, ApiError> {
     fields.refuse(&REFUSED)?;
+    fields.refuse_unless(&SAMPLERS)?;
     fields.ignore(&IGNORED);
     refuse_modalities(fields)?;
     let newer = fields.take("max_completion_tokens")?;
@@ -113,7 +147,7 @@ pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Commo
         return Err(ApiError::unsupported("best_of", message));
     }
     let request = Request {
-        sampling: sampling(fields)?,
+        sampling: sampling(&app.model.sampling, fields)?,
         stop: stop(fields)?,
         stop_token_ids: fields.or("stop_token_ids", Vec::new())?,
         ignore_eos: fields.or("ignore_eos", false)?,
@@ -123,14 +157,44 @@ pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Commo
         n,
         priority: priority(fields, headers)?,
         cache_salt: fields.take("cache_salt")?,
+        tells_start: true,
         ..Request::new(Vec::new(), 1)
     };
+    let max_tokens = newer.or(older);
     Ok(Common {
         request,
-        max_tokens: newer.or(older),
+        max_tokens,
+        kept_tokens: kept_tokens(app, fields, max_tokens)?,
         delivery: delivery(app, fields)?,
         patience: patience(fields)?,
+        request_id: request_id(fields)?,
     })
+}
+
+fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let id: Option<String> = fields.take("request_id")?;
+    if id.as_ref().is_some_and(|id| !guard::is_name(id)) {
+        let message = "request_id: expected 1 to 128 printable characters without spaces";
+        return Err(ApiError::value("request_id", message));
+    }
+    Ok(id)
+}
+
+/// A prompt is cut to so many of its last tokens; to those that fit beside the answer with -1.
+fn kept_tokens(
+    app: &App,
+    fields: &mut Fields,
+    max_tokens: Option<usize>,
+) -> Result<Option<usize>, ApiError> {
+    const FIELD: &str = "truncate_prompt_tokens";
+    let Some(asked) = fields.take::<i64>(FIELD)? else { return Ok(None) };
+    let most = app.engine.limits().max_model_len;
+    let kept = match asked {
+        -1 => Some(most.saturating_sub(max_tokens.unwrap_or(1)).max(1)),
+        asked => usize::try_from(asked).ok().filter(|kept| (1..=most).contains(kept)),
+    };
+    let allowed = || format!("{FIELD} is {asked}, allowed: -1, or 1 to {most}");
+    kept.map(Some).ok_or_else(|| ApiError::value(FIELD, allowed()))
 }
 
 /// Only text goes in and out.
@@ -142,24 +206,24 @@ fn refuse_modalities(fields: &mut Fields) -> Result<(), ApiError> {
     Err(ApiError::unsupported("modalities", "modalities other than text are not supported"))
 }
 
-fn sampling(fields: &mut Fields) -> Result<SamplingParams, ApiError> {
-    let default = SamplingParams::default();
-    let temperature = fields.or("temperature", default.temperature)?;
-    if !(0.0..=10.0).contains(&temperature) {
+fn sampling(default: &SamplingParams, fields: &mut Fields) -> Result<SamplingParams, ApiError> {
+    let temperature: Option<f32> = fields.take("temperature")?;
+    if let Some(temperature) = temperature.filter(|t| !(0.0..=10.0).contains(t)) {
         let message = format!("temperature is {temperature}, allowed: 0 to 10");
         return Err(ApiError::value("temperature", message));
     }
+    let temperature = temperature.unwrap_or(default.temperature);
     let repeat = fields.take("repeat_penalty")?;
     let repetition = fields.take("repetition_penalty")?.or(repeat);
-    let top_k: i64 = fields.or("top_k", 0)?;
-    if top_k < -1 {
+    let top_k: Option<i64> = fields.take("top_k")?;
+    if let Some(top_k) = top_k.filter(|top_k| *top_k < -1) {
         let message = format!("top_k is {top_k}, allowed: -1 and 0, which keep all, or more");
         return Err(ApiError::value("top_k", message));
     }
     Ok(SamplingParams {
         // Below this the likeliest token is all that is left.
         temperature: if temperature < 1e-5 { 0.0 } else { temperature },
-        top_k: usize::try_from(top_k).unwrap_or(0),
+        top_k: top_k.map_or(default.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),
         top_p: fields.or("top_p", default.top_p)?,
         min_p: fields.or("min_p", default.min_p)?,
         repetition_penalty: repetition.unwrap_or(default.repetition_penalty),
@@ -254,9 +318,10 @@ pub fn room(
     default: Option<usize>,
 ) -> Result<usize, ApiError> {
     let limit = app.engine.limits().max_model_len;
-    let left = limit.saturating_sub(prompt_tokens);
-    if left == 0 {
-        return Err(ApiError::too_long(prompt_tokens + 1, limit));
+    let needed = prompt_tokens + usize::from(asked != Some(0));
+    if needed > limit {
+        return Err(ApiError::too_long(needed, limit));
     }
+    let left = limit - prompt_tokens;
     Ok(asked.or(default).unwrap_or(left).min(left))
 }

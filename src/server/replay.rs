@@ -94,6 +94,9 @@ impl Replay {
         (reasoning, content): (&str, &str),
         calls: impl Iterator<Item = (&'a str, &'a str)>,
     ) {
+        if prompt.is_cut {
+            return;
+        }
         let drawn = match reason {
             FinishReason::Stop(StopCause::Eos) => &drawn[..drawn.len() - 1],
             FinishReason::Length | FinishReason::Stop(StopCause::Constraint) => drawn,

@@ -12,7 +12,9 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use super::app::{App, Phase, Shared};
 use super::metrics::{self, Histogram};
 use super::sse;
-use crate::engine::{EngineView, PoolLayout, PoolUse, STEPS_KEPT, SequenceView, StepRecord};
+use crate::engine::{
+    EngineView, PoolLayout, PoolUse, STEPS_KEPT, SequenceState, SequenceView, StepRecord,
+};
 
 /// Time between two events.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -133,6 +135,27 @@ fn sequence(sequence: &SequenceView) -> Value {
         "preemptions": sequence.preemptions,
         "age_ms": u64::try_from(sequence.age.as_millis()).unwrap_or(u64::MAX),
     })
+}
+
+/// `GET /slots`: the sequences, in the shape in which llama.cpp shows what it works on.
+pub async fn slots(State(app): State<Shared>) -> Json<Value> {
+    let n_ctx = app.engine.limits().max_model_len;
+    let view = app.engine.view();
+    let slots = view.sequences.iter().enumerate().map(|(id, sequence)| {
+        json!({
+            "id": id,
+            "id_task": sequence.request.0,
+            "n_ctx": n_ctx,
+            "is_processing": matches!(
+                sequence.state, SequenceState::Prefill | SequenceState::Decode
+            ),
+            "state": sequence.state.as_str(),
+            "n_prompt_tokens": sequence.prompt_tokens,
+            "n_prompt_tokens_processed": sequence.computed_tokens.min(sequence.prompt_tokens),
+            "n_decoded": sequence.generated_tokens,
+        })
+    });
+    Json(slots.collect())
 }
 
 fn step(step: &StepRecord) -> Value {

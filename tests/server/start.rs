@@ -101,13 +101,26 @@ impl Started {
         stream
     }
 
-    /// Waits until nobody is let in any more.
-    fn wait_until_closed(&self) {
+    /// Waits until no request is let in any more; returns how the last was refused.
+    fn wait_until_draining(&self) -> Reply {
         let start = Instant::now();
-        while TcpStream::connect(&self.address).is_ok() {
-            assert!(start.elapsed() < PATIENCE, "it still listens");
+        loop {
+            let body = json!({ "prompt": "A fox", "max_tokens": 1 });
+            let reply = Reply::read(self.post("/v1/completions", &body));
+            if reply.status != 200 {
+                return reply;
+            }
+            assert!(start.elapsed() < PATIENCE, "it still lets requests in");
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("it reads");
+        Reply::read(stream)
     }
 }
 
@@ -178,7 +191,17 @@ fn a_second_signal_cuts_what_runs_and_the_exit_code_says_so() {
     let mut server = Started::new(&["--port", "0", "--shutdown-timeout", "3600"], &[]);
     let reply = server.stream(8000);
     server.signal("TERM");
-    server.wait_until_closed();
+    let refused = server.wait_until_draining();
+    assert_eq!(refused.status, 503);
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(refused.json()["error"]["code"], "draining");
+    // A connection that was to stay open does not.
+    let mut open = TcpStream::connect(&server.address).expect("it listens");
+    let asks = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"A\"}";
+    open.write_all(asks.as_bytes()).expect("it reads");
+    assert_eq!(Reply::read(open).header("connection"), Some("close"));
+    assert_eq!(server.get("/ready").status, 503);
+    assert_eq!(server.get("/health").status, 200, "what runs is seen to");
     server.signal("TERM");
     let text = reply.text();
     assert!(!text.contains("\"finish_reason\":\"length\""), "it was cut");
@@ -189,6 +212,21 @@ fn a_second_signal_cuts_what_runs_and_the_exit_code_says_so() {
 fn last_line(server: &mut Started) -> String {
     let lines = server.lines.by_ref().map(|line| line.expect("it is text"));
     lines.last().unwrap_or_default()
+}
+
+#[test]
+fn requests_are_still_taken_for_the_time_that_a_balancer_needs() {
+    let mut server = Started::new(&["--port", "0", "--drain-delay", "3600"], &[]);
+    server.signal("TERM");
+    let start = Instant::now();
+    while server.get("/ready").status == 200 {
+        assert!(start.elapsed() < PATIENCE, "it still says that it is ready");
+    }
+    assert_eq!(server.get("/health").status, 200);
+    let body = json!({ "prompt": "A fox", "max_tokens": 1 });
+    assert_eq!(Reply::read(server.post("/v1/completions", &body)).status, 200);
+    server.signal("TERM");
+    assert_eq!(server.exit_code(), Some(0));
 }
 
 #[test]

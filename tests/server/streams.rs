@@ -266,16 +266,36 @@ fn a_seed_gives_the_same_answer_alone_in_a_crowd_and_pushed_out_and_its_copies_d
     assert_eq!(texts(&server, 4), copies);
 }
 
-/// An engine elsewhere died of prompt logprobs on a prompt that it knew (vLLM 8268 and 5344).
 #[test]
-fn logprobs_of_a_known_prompt_are_refused_and_the_server_goes_on() {
-    let server = Server::start(&[]);
-    let before = server.post(TEXT, &body(TEXT, json!({}))).json();
-    for fields in [json!({ "prompt_logprobs": 1 }), json!({ "echo": true, "logprobs": 1 })] {
-        let reply = server.post(TEXT, &body(TEXT, fields));
-        assert_eq!(reply.status, 400);
-        assert_eq!(reply.json()["error"]["code"], "unsupported_parameter");
+fn a_chat_tells_its_role_as_soon_as_it_is_begun() {
+    let server = Server::start(&["--max-num-batched-tokens", "64", "--max-num-seqs", "8"]);
+    let long = "a dog ran to the park. ".repeat(200);
+    let fields =
+        json!({ "messages": [{ "role": "user", "content": long }], "stream": true, "n": 2 });
+    let mut reply = server.post(CHAT, &body(CHAT, fields));
+    assert_eq!(reply.status, 200);
+    // Before any token: the prompt takes many steps.
+    let first = String::from_utf8(reply.piece().expect("a chunk")).expect("text");
+    assert!(first.contains(r#""delta":{"role":"assistant","content":""}"#), "{first}");
+    assert!(!first.contains(r#""delta":{"content""#), "{first}");
+    assert!(server.get("/load").json()["prompt_backlog"].as_u64() > Some(0));
+    let rest = first + &reply.text();
+    assert_eq!(rest.matches(r#""role""#).count(), 2, "once for each choice");
+}
+
+#[test]
+fn usage_tells_how_many_tokens_were_reasoning() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let template = dir.path().join("template.jinja");
+    let text = "{{ messages[0].content }}<think>{% if false %}</think>{% endif %}";
+    std::fs::write(&template, text).expect("a file");
+    let thinking = Server::start(&["--chat-template", crate::program::arg(&template)]);
+    for (server, tokens) in [(&thinking, 6), (&Server::start(&[]), 0)] {
+        let answer = server.post(CHAT, &body(CHAT, json!({}))).json();
+        let details = &answer["usage"]["completion_tokens_details"];
+        assert_eq!(details["reasoning_tokens"], tokens, "{answer}");
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["reasoning"].is_string(), tokens > 0, "{message}");
+        assert_eq!(message["reasoning"], message["reasoning_content"]);
     }
-    let after = server.post(TEXT, &body(TEXT, json!({}))).json();
-    assert_eq!(after["choices"], before["choices"]);
 }

@@ -134,6 +134,65 @@ fn what_cannot_be_held_to_is_refused_before_anything_is_computed() {
     );
 }
 
+/// Arguments were malformed in the second turn elsewhere, or the server failed (llama.cpp 22072,
+/// vLLM 47194).
+#[test]
+fn calls_in_both_of_two_turns_are_json_whole_and_streamed() {
+    let server = Server::start(&[]);
+    for seed in 0..15 {
+        let mut messages = vec![json!({"role": "user", "content": "How is the weather?"})];
+        for choice in [json!("required"), json!("auto")] {
+            let stream = seed % 2 == 0;
+            let body = json!({
+                "messages": messages, "tools": weather(), "tool_choice": choice, "seed": seed,
+                "max_tokens": 200, "parallel_tool_calls": false, "stream": stream,
+            });
+            let reply = server.post("/v1/chat/completions", &body);
+            assert_eq!(reply.status, 200, "{seed}");
+            let mut message = if stream {
+                joined(reply.events())
+            } else {
+                reply.json()["choices"][0]["message"].clone()
+            };
+            let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+            assert!(choice == "auto" || calls.len() == 1, "{message}");
+            for call in &calls {
+                let text = call["function"]["arguments"].as_str().expect("text");
+                serde_json::from_str::<Value>(text).unwrap_or_else(|e| panic!("{e}: {message}"));
+            }
+            message["role"] = "assistant".into();
+            let id = calls.first().map(|call| call["id"].clone());
+            messages.push(message);
+            if let Some(id) = id {
+                messages.push(json!({"role": "tool", "tool_call_id": id, "content": "It rains."}));
+            }
+        }
+    }
+}
+
+/// The message that the deltas of a stream with at most one call make.
+fn joined(events: Vec<(String, Value)>) -> Value {
+    let (mut content, mut call) = (String::new(), Value::Null);
+    for (_, chunk) in events {
+        let delta = &chunk["choices"][0]["delta"];
+        content.push_str(delta["content"].as_str().unwrap_or_default());
+        for piece in delta["tool_calls"].as_array().into_iter().flatten() {
+            if call.is_null() {
+                assert!(piece["id"].is_string() && piece["function"]["name"].is_string());
+                call = piece.clone();
+                continue;
+            }
+            let more = piece["function"]["arguments"].as_str().expect("a piece");
+            let all = call["function"]["arguments"].as_str().expect("text").to_owned() + more;
+            call["function"]["arguments"] = all.into();
+        }
+    }
+    match call {
+        Value::Null => json!({"content": content}),
+        call => json!({"content": content, "tool_calls": [call]}),
+    }
+}
+
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
 }

@@ -146,6 +146,10 @@ pub struct AnswerArgs {
     /// A chat template, instead of the model's own.
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// How tokens are chosen where a request does not say: auto as the model's
+    /// generation_config.json says, vllm as the API says, or by such a file in another folder.
+    #[arg(long, value_name = "auto|vllm|DIR", default_value = "auto")]
+    pub generation_config: GenerationConfig,
     /// Refuse unknown fields of a request, instead of naming them in a header.
     #[arg(long)]
     pub strict_params: bool,
@@ -256,6 +260,30 @@ impl ServeArgs {
                 let ListenArgs { host, port, .. } = &self.listen;
                 Ok(Bind::Tcp { host: host.clone(), port: *port })
             }
+        }
+    }
+}
+
+/// Where it is said how tokens are chosen if a request does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GenerationConfig {
+    /// In the model's own file, if it has one.
+    Auto,
+    /// In the API: the whole distribution, as the model gives it.
+    Api,
+    /// In the file of this folder.
+    Folder(PathBuf),
+}
+
+impl FromStr for GenerationConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GenerationConfig, String> {
+        match text {
+            "" => Err("auto, vllm or a folder".to_owned()),
+            "auto" => Ok(GenerationConfig::Auto),
+            "vllm" => Ok(GenerationConfig::Api),
+            folder => Ok(GenerationConfig::Folder(folder.into())),
         }
     }
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::args::ServeArgs;
+use super::args::{GenerationConfig, ServeArgs};
 use crate::cli::CliError;
 use crate::cli::loading::Files;
+use crate::models::SamplingDefaults;
 use crate::models::spec::{Mixer, ModelSpec};
+use crate::request::SamplingParams;
 use crate::server::ServedModel;
 use crate::text::{AnswerFormat, ChatTemplate, Tokenizer};
 
@@ -38,8 +40,27 @@ pub fn served(
         tokenizer,
         template,
         vocab_size: files.model.spec.vocab_size,
+        sampling: sampling(&args.answers.generation_config, files)?,
         meta: meta(&files.model.spec),
         fingerprint: fingerprint(files),
+    })
+}
+
+/// How tokens are chosen where a request does not say.
+fn sampling(config: &GenerationConfig, files: &Files) -> Result<SamplingParams, CliError> {
+    let said = match config {
+        GenerationConfig::Auto => files.model.sampling_defaults()?,
+        GenerationConfig::Api => SamplingDefaults::default(),
+        GenerationConfig::Folder(dir) => SamplingDefaults::open(dir)?,
+    };
+    let api = SamplingParams::default();
+    Ok(SamplingParams {
+        temperature: said.temperature.unwrap_or(api.temperature),
+        top_k: said.top_k.unwrap_or(api.top_k),
+        top_p: said.top_p.unwrap_or(api.top_p),
+        min_p: said.min_p.unwrap_or(api.min_p),
+        repetition_penalty: said.repetition_penalty.unwrap_or(api.repetition_penalty),
+        ..api
     })
 }
 

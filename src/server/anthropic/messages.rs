@@ -35,16 +35,17 @@ pub async fn handle(
     let constraint = structure::take(&mut fields)?;
     let mut common = params::take(&app, &mut fields, &headers)?;
     common.request.constraint = constraint;
+    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
     let stream = common.delivery.stream;
-    let mut message = Message::submit(&app, model, name.0, &conversation, common)?;
+    let mut message = Message::submit(&app, model, name.id.clone(), &conversation, common)?;
     message.answers.begin(app.patience()).await?;
     let response = if stream {
         sse::response(message, app.config.sse_keep_alive)
     } else {
         Json(message.collect().await?).into_response()
     };
-    Ok(ignored.tell(response))
+    Ok(ignored.tell(name.tell(response)))
 }
 
 /// Counts the tokens of a conversation.
@@ -94,10 +95,11 @@ impl Message {
         conversation: &Conversation,
         common: Common,
     ) -> Result<Message, ApiError> {
-        let Common { mut request, max_tokens, patience, .. } = common;
+        let Common { mut request, max_tokens, kept_tokens, patience, .. } = common;
         let asked = max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
         let tools = &conversation.tools;
         let mut prompt = conversation.prompt(app)?;
+        prompt.keep_last(kept_tokens);
         let prompt_tokens = prompt.ids.len();
         request.max_tokens = params::room(app, prompt_tokens, Some(asked), None)?;
         (request.prompt, request.checkpoint_at) =
@@ -153,11 +155,9 @@ impl Message {
     /// What the answer has cost so far. What was not computed is known when it ends.
     fn usage(&self) -> Value {
         let prompt = self.answers.prompt_tokens;
-        let cached = self.answers.figures.first().map_or(0, |figures| figures.cached_tokens);
-        let created = match self.answers.figures.is_empty() {
-            true => 0,
-            false => self.prompt.marked_tokens.saturating_sub(cached),
-        };
+        let first = self.answers.figures.first();
+        let cached = first.map_or(0, |figures| figures.cached_tokens);
+        let created = first.map_or(0, |figures| figures.cache_write_tokens);
         json!({
             "input_tokens": prompt - cached - created,
             "cache_creation_input_tokens": created,

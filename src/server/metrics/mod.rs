@@ -9,6 +9,8 @@
 mod engine;
 mod histogram;
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{MatchedPath, Request, State};
@@ -53,6 +55,9 @@ const PREEMPTIONS: &[f64] = &[1., 2., 3., 4., 5., 10., 20.];
 /// Why a prompt's reuse went no deeper, as [`Figures::miss_reason`] has it.
 const MISS_REASONS: [&str; 4] = ["never_taken", "no_slot", "evicted", "not_exact"];
 
+/// Ignored fields that are told apart by their names.
+const MAX_IGNORED_NAMES: usize = 100;
+
 type Label = [(&'static str, &'static str); 1];
 type Counters = Family<Label, Counter>;
 
@@ -65,6 +70,9 @@ pub struct Metrics {
     rejected: Counters,
     missed: Counters,
     http_requests: Family<[(&'static str, String); 2], Counter>,
+    ignored: Family<[(&'static str, String); 1], Counter>,
+    /// The names in `ignored`.
+    ignored_names: Mutex<BTreeSet<String>>,
     disconnects: Counter,
     ttft: Histogram,
     itl: Histogram,
@@ -94,6 +102,8 @@ impl Metrics {
             rejected: Family::default(),
             missed: Family::default(),
             http_requests: Family::default(),
+            ignored: Family::default(),
+            ignored_names: Mutex::default(),
             disconnects: Counter::default(),
             ttft: Histogram::new(TTFT),
             itl: Histogram::new(FINE),
@@ -128,6 +138,19 @@ impl Metrics {
     /// A request was not let in, or given up before it began.
     pub fn reject(&self, error: &ApiError) {
         self.rejected.get_or_create(&[("reason", error.code)]).inc();
+    }
+
+    /// Fields of a request were ignored. Clients choose their names: of these the first hundred are
+    /// told apart.
+    pub fn ignore(&self, names: &[String]) {
+        let mut known = self.ignored_names.lock().unwrap_or_else(PoisonError::into_inner);
+        for name in names {
+            let is_plain = name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_graphic());
+            let is_told = known.contains(name)
+                || is_plain && known.len() < MAX_IGNORED_NAMES && known.insert(name.clone());
+            let name = if is_told { name.clone() } else { "other".to_owned() };
+            self.ignored.get_or_create(&[("name", name)]).inc();
+        }
     }
 
     /// Requests that were not let in.
@@ -187,6 +210,8 @@ impl Metrics {
         }
         let help = "Requests by route and status";
         registry.register("deltapool_http_requests", help, self.http_requests.clone());
+        let help = "Fields of requests that nobody knows, by name";
+        registry.register("deltapool_ignored_params", help, self.ignored.clone());
         for (histogram, name, help) in self.histograms() {
             registry.register(name, help, histogram.clone());
         }

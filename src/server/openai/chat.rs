@@ -24,7 +24,7 @@ use crate::server::guard::RequestName;
 use crate::server::params::{self, Common};
 use crate::server::replay;
 use crate::server::{sse, structure};
-use crate::text::AnswerParser;
+use crate::text::{AnswerParser, Piece};
 
 /// Answers a conversation.
 pub async fn handle(
@@ -37,19 +37,19 @@ pub async fn handle(
     let conversation = Conversation::take(&app, &mut fields)?;
     let logprobs = logprobs(&app, &mut fields)?;
     let constraint = structure::take(&mut fields)?;
-    fields.refuse(&[("thinking_token_budget", "")])?;
     let mut common = params::take(&app, &mut fields, &headers)?;
     common.request.sampling.logprobs = logprobs;
     common.request.constraint = constraint;
+    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
-    let mut chat = Chat::submit(&app, model, &name.0, &conversation, common)?;
+    let mut chat = Chat::submit(&app, model, &name, &conversation, common)?;
     chat.answers.begin(app.patience()).await?;
     let response = if chat.envelope.delivery.stream {
         sse::response(Chunks::new(chat, String::new()), app.config.sse_keep_alive)
     } else {
         Json(chat.collect().await?).into_response()
     };
-    Ok(ignored.tell(response))
+    Ok(ignored.tell(name.tell(response)))
 }
 
 /// Whether logprobs are wanted, and how many alternatives beside each token.
@@ -116,13 +116,14 @@ impl Chat {
     fn submit(
         app: &Shared,
         model: String,
-        name: &str,
+        name: &RequestName,
         conversation: &Conversation,
         common: Common,
     ) -> Result<Chat, ApiError> {
-        let Common { mut request, max_tokens, delivery, patience } = common;
+        let Common { mut request, max_tokens, kept_tokens, delivery, patience, .. } = common;
         let tools = &conversation.tools;
         let mut prompt = conversation.prompt(app)?;
+        prompt.keep_last(kept_tokens);
         let prompt_tokens = prompt.ids.len();
         request.max_tokens = params::room(app, prompt_tokens, max_tokens, None)?;
         (request.prompt, request.checkpoint_at) =
@@ -132,10 +133,10 @@ impl Chat {
         let parser = || AnswerParser::new(format, tools.callable(), &prompt.text, is_forced);
         let choices = (0..request.n).map(|_| Choice::new(parser())).collect();
         let with_logprobs = request.sampling.logprobs.is_some();
-        let answers = Answers::new(app.submit(request, name)?, prompt_tokens, patience);
+        let answers = Answers::new(app.submit(request, &name.id)?, prompt_tokens, patience);
         Ok(Chat {
             app: app.clone(),
-            envelope: Envelope::new(app, "chatcmpl-", model, delivery),
+            envelope: Envelope::new(app, name.answer_id("chatcmpl-"), model, delivery),
             answers: Several::new(vec![answers]),
             choices,
             prompt,
@@ -161,7 +162,10 @@ impl Chat {
         if self.envelope.delivery.token_ids {
             choice.token_ids.extend(event.token);
         }
+        let was_reasoning = choice.parser.as_ref().is_some_and(AnswerParser::is_reasoning);
         let mut pieces = choice.parser.as_mut().map_or(Vec::new(), |p| p.push(&event.text));
+        let reasons = was_reasoning || pieces.iter().any(|p| matches!(p, Piece::Reasoning(_)));
+        self.answers.all[0].reasoning_tokens += usize::from(reasons && event.token.is_some());
         if let Some(finish) = &event.finish {
             pieces.extend(choice.parser.take().map_or(Vec::new(), AnswerParser::finish));
             choice.finish = Some(self.answers.all[0].reason(&finish.reason));

@@ -8,7 +8,7 @@ use crate::server::answers::Several;
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::params::Delivery;
-use crate::server::{now, random_id, sse};
+use crate::server::{now, sse};
 
 /// What all objects of a request have in common.
 #[derive(Debug)]
@@ -36,10 +36,10 @@ struct Object<'a, C> {
 }
 
 impl Envelope {
-    /// For a new answer of `model`, whose id begins with `prefix`.
-    pub fn new(app: &App, prefix: &str, model: String, delivery: Delivery) -> Envelope {
+    /// For a new answer of `model`, which is called `id`.
+    pub fn new(app: &App, id: String, model: String, delivery: Delivery) -> Envelope {
         let fingerprint = app.model.fingerprint.clone();
-        Envelope { id: random_id(prefix), created: now(), model, fingerprint, delivery }
+        Envelope { id, created: now(), model, fingerprint, delivery }
     }
 
     /// The whole answer.

@@ -11,8 +11,9 @@ use serde_json::Value;
 
 use super::Ignored;
 use super::chunks::{Chunks, Envelope, Told};
-use super::logprobs::{Lists, TokenNames};
-use crate::request::{Event, Request};
+use super::logprobs::{self, Lists, TokenNames};
+use super::prompts::{self, Echo, Encoded};
+use crate::request::{Event, PromptLogprobs, Request};
 use crate::server::answers::{Answers, Several, failure};
 use crate::server::app::{App, Shared};
 use crate::server::body::Body;
@@ -20,11 +21,7 @@ use crate::server::error::ApiError;
 use crate::server::fields::{Fields, FromJson};
 use crate::server::guard::RequestName;
 use crate::server::params::{self, Common};
-use crate::server::{encode, sse, structure};
-use crate::text::Specials;
-
-/// Most prompts of a request.
-const MAX_PROMPTS: usize = 256;
+use crate::server::{sse, structure};
 
 /// Tokens of an answer when nobody says.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -42,18 +39,26 @@ pub async fn handle(
     let model = app.model_name(fields.take("model")?)?;
     let echo = fields.or("echo", false)?;
     let logprobs = logprobs(&app, &mut fields)?;
-    if echo && logprobs.is_some() {
-        let message = "echo together with logprobs is not supported";
-        return Err(ApiError::unsupported("echo", message));
-    }
+    let of_prompt = prompt_logprobs(&app, &mut fields)?;
     fields.refuse(&[("suffix", "")])?;
+    let adds_specials = fields.or("add_special_tokens", true)?;
     let constraint = structure::take(&mut fields)?;
-    let prompts = prompts(&mut fields)?;
+    let prompts = prompts::take(&mut fields)?;
     let mut common = params::take(&app, &mut fields, &headers)?;
     common.request.sampling.logprobs = logprobs;
     common.request.constraint = constraint;
+    let echo = Echo { text: echo, logprobs: logprobs.filter(|_| echo), of_prompt };
+    common.request.prompt_logprobs = echo.logprobs.max(of_prompt);
+    if of_prompt.is_some() && common.delivery.stream {
+        let message = "prompt_logprobs is not supported with stream; use echo with logprobs";
+        return Err(ApiError::unsupported("prompt_logprobs", message));
+    }
+    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
-    let mut completion = Completion::submit(&app, model, &name.0, prompts, common, echo)?;
+    let form = (adds_specials, common.kept_tokens);
+    let prompts = prompts.into_iter().map(|prompt| prompt.encode(&app, form, echo.text));
+    let prompts = prompts.collect::<Result<_, _>>()?;
+    let mut completion = Completion::submit(&app, model, &name, prompts, common, echo)?;
     completion.answers.begin(app.patience()).await?;
     let response = if completion.envelope.delivery.stream {
         let first = completion.news_at_once();
@@ -61,7 +66,7 @@ pub async fn handle(
     } else {
         Json(completion.collect().await?).into_response()
     };
-    Ok(ignored.tell(response))
+    Ok(ignored.tell(name.tell(response)))
 }
 
 /// A number of alternatives; true is none of them, as in chats.
@@ -72,53 +77,30 @@ fn logprobs(app: &App, fields: &mut Fields) -> Result<Option<usize>, ApiError> {
         Some(value) => usize::from_json(&value)
             .ok_or_else(|| ApiError::wrong_type("logprobs", usize::EXPECTED, &value))?,
     };
+    check_top(app, "logprobs", wanted).map(Some)
+}
+
+/// How many alternatives of each token of the prompt are wanted in its `prompt_logprobs`.
+fn prompt_logprobs(app: &App, fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    const FIELD: &str = "prompt_logprobs";
+    fields.take(FIELD)?.map(|wanted| check_top(app, FIELD, wanted)).transpose()
+}
+
+fn check_top(app: &App, field: &str, wanted: usize) -> Result<usize, ApiError> {
     let most = app.config.max_logprobs.min(MAX_LOGPROBS);
     if wanted > most {
-        let message = format!("logprobs is {wanted}, allowed: 0 to {most}");
-        return Err(ApiError::value("logprobs", message));
+        return Err(ApiError::value(field, format!("{field} is {wanted}, allowed: 0 to {most}")));
     }
-    Ok(Some(wanted))
-}
-
-/// A text or token ids.
-enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
-}
-
-/// A text, token ids, or a list of either.
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
-    const EXPECTED: &str = "a string, an array of strings, of token ids or of arrays of token ids";
-    let value = fields.raw("prompt").ok_or_else(|| ApiError::missing("prompt"))?;
-    let wrong = |value: &Value| ApiError::wrong_type("prompt", EXPECTED, value);
-    let list = match value {
-        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
-        Value::Array(list) if list.is_empty() => {
-            return Err(ApiError::value("prompt", "prompt is empty"));
-        }
-        Value::Array(list) => list,
-        other => return Err(wrong(&other)),
-    };
-    if list[0].is_number() {
-        let list = Value::Array(list);
-        return Ok(vec![Prompt::Ids(Vec::from_json(&list).ok_or_else(|| wrong(&list))?)]);
-    }
-    if list.len() > MAX_PROMPTS {
-        let message = format!("prompt has {} elements, {MAX_PROMPTS} at most", list.len());
-        return Err(ApiError::value("prompt", message));
-    }
-    list.into_iter()
-        .map(|element| match element {
-            Value::String(text) => Ok(Prompt::Text(text)),
-            other => Vec::from_json(&other).map(Prompt::Ids).ok_or_else(|| wrong(&other)),
-        })
-        .collect()
+    Ok(wanted)
 }
 
 /// The completions of one request in the making.
 struct Completion {
     app: Shared,
     envelope: Envelope,
+    echo: Echo,
+    /// The prompts, where logprobs of them are told.
+    prompts: Vec<Vec<u32>>,
     /// Answers of each prompt; none for a request that only wants its prompts back.
     answers: Several,
     choices: Vec<Choice>,
@@ -132,50 +114,67 @@ struct Choice {
     /// What a stream has not sent yet.
     text: String,
     logprobs: Option<Lists>,
+    prompt_logprobs: Option<Value>,
+    /// Logprobs of the prompt are to come: it is sent with them.
+    is_held: bool,
     token_ids: Vec<u32>,
     /// The prompt's ids, for the first chunk.
     prompt_ids: Option<Vec<u32>>,
     finish: Option<(&'static str, Value)>,
 }
 
+impl Choice {
+    /// Takes the logprobs of the prompt in, before anything else of the answer.
+    fn take_scores(
+        &mut self,
+        names: TokenNames<'_>,
+        prompt: &[u32],
+        scores: &[PromptLogprobs],
+        echo: Echo,
+    ) {
+        self.is_held = false;
+        if let (Some(lists), Some(top)) = (&mut self.logprobs, echo.logprobs) {
+            lists.push_prompt(names, prompt, (scores, top), self.text.chars().count());
+        }
+        let of_prompt = echo.of_prompt.map(|top| logprobs::of_prompt(names, prompt, scores, top));
+        self.prompt_logprobs = of_prompt;
+    }
+}
+
 impl Completion {
     fn submit(
         app: &Shared,
         model: String,
-        name: &str,
-        prompts: Vec<Prompt>,
+        name: &RequestName,
+        prompts: Vec<Encoded>,
         common: Common,
-        echo: bool,
+        echo: Echo,
     ) -> Result<Completion, ApiError> {
-        let Common { request, max_tokens, delivery, patience } = common;
-        if max_tokens == Some(0) && !echo {
-            let message = "max_tokens is 0, which only makes sense with echo";
+        let Common { request, max_tokens, delivery, patience, .. } = common;
+        if max_tokens == Some(0) && !echo.text && !echo.has_logprobs() {
+            let message = "max_tokens is 0, which only makes sense with echo or prompt_logprobs";
             return Err(ApiError::value("max_tokens", message));
         }
         let n = request.n;
-        let mut all = Vec::new();
-        let mut choices = Vec::new();
-        for prompt in prompts {
-            let (ids, text) = match prompt {
-                Prompt::Ids(ids) => {
-                    let text = if echo { app.model.tokenizer.decode(&ids) } else { String::new() };
-                    (ids, text)
-                }
-                Prompt::Text(text) => {
-                    let ids = encode(|| app.model.tokenizer.encode_prompt(&text, Specials::Parse))?;
-                    (ids, if echo { text } else { String::new() })
-                }
-            };
+        let (mut all, mut choices, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        for Encoded { ids, text } in prompts {
             let choice = || Choice {
                 text: text.clone(),
-                logprobs: request.sampling.logprobs.map(|_| Lists::after(text.chars().count())),
+                logprobs: request.sampling.logprobs.map(|_| match echo.logprobs {
+                    Some(_) => Lists::default(),
+                    None => Lists::after(text.chars().count()),
+                }),
+                is_held: echo.has_logprobs(),
                 prompt_ids: delivery.token_ids.then(|| ids.clone()),
                 ..Choice::default()
             };
             choices.extend((0..n).map(|_| choice()));
             let prompt_tokens = ids.len();
+            if echo.has_logprobs() {
+                told.push(ids.clone());
+            }
             let mut request = Request { prompt: ids, ..request.clone() };
-            if max_tokens == Some(0) {
+            if max_tokens == Some(0) && !echo.has_logprobs() {
                 // Nothing is generated; what could not run is refused all the same.
                 request
                     .check(app.model.vocab_size)
@@ -184,7 +183,11 @@ impl Completion {
             }
             let default = Some(DEFAULT_MAX_TOKENS);
             request.max_tokens = params::room(app, prompt_tokens, max_tokens, default)?;
-            all.push(Answers::new(app.submit(request, name)?, prompt_tokens, patience));
+            let mut answers = Answers::new(app.submit(request, &name.id)?, prompt_tokens, patience);
+            if !all.is_empty() {
+                answers.stay();
+            }
+            all.push(answers);
         }
         if all.is_empty() {
             for choice in &mut choices {
@@ -193,7 +196,9 @@ impl Completion {
         }
         Ok(Completion {
             app: app.clone(),
-            envelope: Envelope::new(app, "cmpl-", model, delivery),
+            envelope: Envelope::new(app, name.answer_id("cmpl-"), model, delivery),
+            echo,
+            prompts: told,
             answers: Several::new(all),
             choices,
             n,
@@ -209,6 +214,12 @@ impl Completion {
             tokenizer: &self.app.model.tokenizer,
             as_ids: self.envelope.delivery.tokens_as_ids,
         };
+        if let Some(scores) = &event.prompt_logprobs {
+            let ids = &self.prompts[prompt];
+            for choice in &mut self.choices[prompt * self.n..(prompt + 1) * self.n] {
+                choice.take_scores(names, ids, scores, self.echo);
+            }
+        }
         let index = prompt * self.n + event.choice;
         let choice = &mut self.choices[index];
         choice.text.push_str(&event.text);
@@ -234,6 +245,7 @@ impl Completion {
             index,
             text: mem::take(&mut choice.text),
             logprobs: choice.logprobs.as_mut().map(Lists::take),
+            prompt_logprobs: choice.prompt_logprobs.take(),
             finish_reason,
             stop_reason,
             token_ids: wants_ids.then(|| mem::take(&mut choice.token_ids)),
@@ -269,7 +281,8 @@ impl Completion {
         let choice = &self.choices[index];
         let has_tokens =
             !choice.token_ids.is_empty() || choice.logprobs.as_ref().is_some_and(Lists::has_any);
-        !choice.text.is_empty() || choice.finish.is_some() || has_tokens
+        let has_text = !choice.text.is_empty() && !choice.is_held;
+        has_text || choice.finish.is_some() || has_tokens
     }
 }
 
@@ -279,6 +292,8 @@ struct Part {
     index: usize,
     text: String,
     logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::request::Logprobs;
+use crate::request::{Logprobs, PromptLogprobs};
 use crate::text::Tokenizer;
 
 /// How tokens are written.
@@ -45,6 +45,32 @@ pub fn chat(names: TokenNames<'_>, id: u32, logprobs: &Logprobs) -> Value {
     token
 }
 
+/// `prompt_logprobs` of a choice: for each token of the prompt a map from token ids to what is
+/// known of them, its own and the `top` likeliest; null for the first, which follows nothing.
+pub fn of_prompt(
+    names: TokenNames<'_>,
+    prompt: &[u32],
+    scores: &[PromptLogprobs],
+    top: usize,
+) -> Value {
+    let entry = |id: u32, logprob: f32, rank: usize| json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": names.of(id) });
+    let tokens = prompt.iter().skip(1).zip(scores).map(|(&id, score)| {
+        let PromptLogprobs { logprobs, rank } = score;
+        let mut map = Map::new();
+        map.insert(id.to_string(), entry(id, logprobs.chosen, *rank));
+        for (i, &(other, logprob)) in logprobs.top.iter().take(top).enumerate() {
+            map.entry(other.to_string()).or_insert_with(|| entry(other, logprob, i + 1));
+        }
+        map.into()
+    });
+    [Value::Null].into_iter().chain(tokens).collect()
+}
+
+/// Characters that a token adds to a text.
+fn chars_of(names: TokenNames<'_>, id: u32) -> usize {
+    names.tokenizer.decode(&[id]).chars().count()
+}
+
 /// `logprobs` of a choice of a completion: four lists with an entry for each token.
 #[derive(Debug, Default)]
 pub struct Lists {
@@ -67,6 +93,31 @@ impl Lists {
         !self.tokens.is_empty()
     }
 
+    /// Adds the tokens of a prompt, whose text has `chars` characters, each with the `top`
+    /// likeliest in its place; the first follows nothing and has null.
+    pub fn push_prompt(
+        &mut self,
+        names: TokenNames<'_>,
+        prompt: &[u32],
+        (scores, top): (&[PromptLogprobs], usize),
+        chars: usize,
+    ) {
+        if let Some(&first) = prompt.first() {
+            self.tokens.push(names.of(first).into());
+            self.token_logprobs.push(Value::Null);
+            self.top_logprobs.push(Value::Null);
+            self.text_offset.push(self.offset.into());
+            self.offset += chars_of(names, first);
+        }
+        for (&id, score) in prompt.iter().skip(1).zip(scores) {
+            let likeliest = score.logprobs.top.iter().take(top);
+            let logprobs =
+                Logprobs { chosen: score.logprobs.chosen, top: likeliest.copied().collect() };
+            self.push(names, id, &logprobs);
+        }
+        self.offset = chars;
+    }
+
     /// Adds a token.
     pub fn push(&mut self, names: TokenNames<'_>, id: u32, logprobs: &Logprobs) {
         let mut top = Map::new();
@@ -78,7 +129,7 @@ impl Lists {
         self.token_logprobs.push(finite(logprobs.chosen).into());
         self.top_logprobs.push(top.into());
         self.text_offset.push(self.offset.into());
-        self.offset += names.tokenizer.decode(&[id]).chars().count();
+        self.offset += chars_of(names, id);
     }
 
     /// What was added since the last time.

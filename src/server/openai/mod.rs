@@ -5,6 +5,7 @@ mod chunks;
 pub mod completions;
 mod logprobs;
 mod message;
+mod prompts;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
@@ -34,7 +35,10 @@ impl Ignored {
                 let name: String = name.chars().take(100).collect();
                 Err(ApiError::unsupported(name.clone(), format!("unknown field {name:?}")))
             }
-            _ => Ok(Ignored(names)),
+            _ => {
+                app.metrics.ignore(&names);
+                Ok(Ignored(names))
+            }
         }
     }
 

@@ -226,6 +226,15 @@ impl AnswerParser {
         AnswerParser { calls, objects, state, tools: tools.to_vec(), scanner, out }
     }
 
+    /// Whether what comes next is reasoning, as far as is known.
+    pub fn is_reasoning(&self) -> bool {
+        match &self.state {
+            State::Tagged(state) => matches!(state, Tagged::Reasoning),
+            State::Xtml(state) => state.is_thinking(),
+            State::Plain | State::Objects(..) => false,
+        }
+    }
+
     /// Takes more of the text; returns what is certain by now.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         self.scanner.push(text);

@@ -64,7 +64,7 @@ impl Xtml {
         Xtml { place, tag: None, given: 0 }
     }
 
-    /// Whether the answer begins in reasoning.
+    /// Whether it is in reasoning.
     pub(super) fn is_thinking(&self) -> bool {
         self.place == Place::Think
     }

@@ -1,0 +1,138 @@
+//! Who may ask, and what is asked for in vain.
+
+use serde_json::{Value, json};
+
+use crate::support::{Reply, Server};
+
+fn raw(server: &Server, head: &str) -> Reply {
+    server.send(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes())
+}
+
+fn code(reply: Reply) -> Value {
+    reply.json()["error"]["code"].clone()
+}
+
+/// A page elsewhere can point a name of its own at this machine, and its requests bear that name.
+#[test]
+fn a_server_on_loopback_answers_to_its_own_names_alone() {
+    let server = Server::start(&["--allowed-host", "box.example"]);
+    for (host, status) in [
+        ("localhost", 200),
+        ("localhost:8000", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("BOX.example", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+    ] {
+        let reply = raw(&server, &format!("GET /live HTTP/1.1\r\nHost: {host}"));
+        assert_eq!(reply.status, status, "{host}");
+        if status == 403 {
+            assert_eq!(code(reply), "host_not_allowed");
+        }
+    }
+    // A client of old says no name, and hears the end of the connection.
+    let reply = server.send(b"GET /live HTTP/1.0\r\n\r\n");
+    assert_eq!(reply.status, 200);
+}
+
+#[test]
+fn everything_but_probes_and_the_page_needs_a_key() {
+    let server =
+        Server::start(&["--api-key", "one", "--api-key", "two", "--admin-api-key", "root"]);
+    for path in ["/health", "/ready", "/live", "/ping", "/"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    let guarded = [
+        ("GET", "/v1/models"),
+        ("GET", "/metrics"),
+        ("GET", "/load"),
+        ("GET", "/slots"),
+        ("GET", "/props"),
+        ("GET", "/v1/engine/snapshot"),
+        ("GET", "/openapi.json"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/messages"),
+        ("POST", "/tokenize"),
+        ("POST", "/abort_request"),
+        ("DELETE", "/v1/requests/x"),
+        ("GET", "/nowhere"),
+    ];
+    for (method, path) in guarded {
+        for headers in [&[][..], &[("Authorization", "Bearer three")], &[("x-api-key", "")]] {
+            let reply = server.request(method, path, headers, b"{}");
+            assert_eq!(reply.status, 401, "{method} {path}");
+            assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+        }
+        let error = server.request(method, path, &[], b"{}").json();
+        assert_eq!(error["error"]["type"], "authentication_error", "{path}");
+        for headers in [("Authorization", "Bearer two"), ("x-api-key", "one")] {
+            let reply = server.request(method, path, &[headers], b"{}");
+            assert_ne!(reply.status, 401, "{method} {path} {headers:?}");
+        }
+    }
+    let reset =
+        |key: &str| server.request("POST", "/reset_prefix_cache", &[("x-api-key", key)], b"");
+    assert_eq!((reset("one").status, reset("root").status), (403, 200));
+    assert_eq!(code(reset("two")), "admin_only");
+}
+
+#[test]
+fn pages_of_other_sites_may_ask_only_where_their_origin_is_named() {
+    let asked = |server: &Server, origin: &str| {
+        let head = "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost";
+        let asks = "Access-Control-Request-Method: POST";
+        let reply = raw(server, &format!("{head}\r\nOrigin: {origin}\r\n{asks}"));
+        assert_eq!(reply.header("access-control-allow-credentials"), None);
+        reply.header("access-control-allow-origin").map(str::to_owned)
+    };
+    let (one, other) = ("https://one.example", "https://other.example");
+    let server = Server::start(&[]);
+    assert_eq!(asked(&server, one), None);
+    let server = Server::start(&["--cors-origin", one]);
+    assert_eq!(asked(&server, one).as_deref(), Some(one));
+    assert_eq!(asked(&server, other), None);
+    let server = Server::start(&["--cors-origin", "*"]);
+    assert_eq!(asked(&server, other).as_deref(), Some("*"));
+}
+
+#[test]
+fn addresses_and_headers_have_a_limit() {
+    let server = Server::start(&[]);
+    let long = "a".repeat(9000);
+    let reply = raw(&server, &format!("GET /live?{long} HTTP/1.1\r\nHost: localhost"));
+    assert_eq!(reply.status, 414);
+    let many: String = (0..200).map(|i| format!("\r\nX-{i}: y")).collect();
+    assert_eq!(raw(&server, &format!("GET /live HTTP/1.1\r\nHost: localhost{many}")).status, 431);
+    let large = "a".repeat(100_000);
+    let reply = raw(&server, &format!("GET /live HTTP/1.1\r\nHost: localhost\r\nX-Large: {large}"));
+    assert_eq!(reply.status, 431);
+    assert_eq!(server.get("/live").status, 200);
+}
+
+#[test]
+fn an_answer_bears_the_name_that_its_client_gave() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once", "max_tokens": 1, "metrics": true, "request_id": "mine" });
+    let text = body.to_string();
+    let ask = |headers: &[(&str, &str)]| {
+        let reply = server.request("POST", "/v1/completions", headers, text.as_bytes());
+        let name = reply.header("x-request-id").expect("a name").to_owned();
+        let answer = reply.json();
+        assert_eq!(answer["metrics"]["request_id"], name.as_str());
+        (name, answer["id"].as_str().expect("an id").to_owned())
+    };
+    assert_eq!(ask(&[]), ("mine".to_owned(), "cmpl-mine".to_owned()));
+    let other = ("other".to_owned(), "cmpl-other".to_owned());
+    assert_eq!(ask(&[("X-Request-Id", "other"), ("traceparent", "00-4bf9-00f0-01")]), other);
+    let mut unnamed = body;
+    unnamed["request_id"] = Value::Null;
+    let ids: Vec<Value> =
+        (0..2).map(|_| server.post("/v1/completions", &unnamed).json()["id"].clone()).collect();
+    assert_ne!(ids[0], ids[1]);
+    for id in [json!("two words"), json!(""), json!("x".repeat(129)), json!(3)] {
+        unnamed["request_id"] = id;
+        let error = server.post("/v1/completions", &unnamed).json();
+        assert_eq!(error["error"]["param"], "request_id", "{error}");
+    }
+}
