@@ -76,6 +76,7 @@ fn serve(engine: Engine, tokenizer: &std::sync::Arc<Tokenizer>, text: &TextFiles
         format: AnswerFormat::none(),
         tokenizer: tokenizer.clone(),
         template: ChatTemplate::from_files(text),
+        sampling: Default::default(),
         vocab_size: tokenizer.vocab_size(),
         meta: serde_json::Map::new(),
         fingerprint: String::new(),

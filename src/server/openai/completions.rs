@@ -182,7 +182,8 @@ impl Completion {
                 continue;
             }
             let default = Some(DEFAULT_MAX_TOKENS);
-            request.max_tokens = params::room(app, prompt_tokens, max_tokens, default)?;
+            let room = params::room(app, prompt_tokens, max_tokens, default);
+            request.max_tokens = room.map_err(|error| error.of("prompt"))?;
             let mut answers = Answers::new(app.submit(request, &name.id)?, prompt_tokens, patience);
             if !all.is_empty() {
                 answers.stay();
