@@ -123,7 +123,7 @@ impl App {
         }
     }
 
-    /// How long an answer's headers wait for its first token, so that an error can still have a
+    /// How long an answer's headers wait for its beginning, so that an error can still have a
     /// status of its own.
     pub fn patience(&self) -> Duration {
         match self.config.sse_keep_alive {

@@ -251,3 +251,73 @@ fn what_a_request_does_not_say_is_as_the_models_files_say() {
     let none = tempfile::tempdir().expect("a folder");
     assert_eq!(refused(&["--generation-config", arg(none.path())]).0, Some(3));
 }
+
+#[test]
+fn fields_of_sampling_and_length_do_what_they_say() {
+    let server = Server::start(&[]);
+    let choice = |path: &str, more: Value| ask(&server, path, more).json()["choices"][0].clone();
+    // The newer name of a length wins.
+    let lengths = json!({ "max_tokens": 9, "max_completion_tokens": 2, "return_token_ids": true });
+    let ids = choice(TEXT, lengths)["token_ids"].clone();
+    assert_eq!(ids.as_array().map(Vec::len), Some(2));
+    let (first, second) = (ids[0].clone(), ids[1].clone());
+    let stopped = choice(TEXT, json!({ "stop_token_ids": [second] }));
+    assert_eq!((&stopped["finish_reason"], &stopped["stop_reason"]), (&json!("stop"), &second));
+    let late = json!({ "stop_token_ids": [first], "min_tokens": 3, "return_token_ids": true });
+    assert!(choice(TEXT, late)["token_ids"].as_array().is_some_and(|ids| ids.len() >= 3));
+    let text = choice(TEXT, json!({}))["text"].as_str().expect("a text").to_owned();
+    let stop = &text[2..5];
+    for (includes, expected) in [(false, &text[..2]), (true, &text[..5])] {
+        let more = json!({ "stop": stop, "include_stop_str_in_output": includes });
+        let stopped = choice(TEXT, more);
+        assert_eq!(
+            (stopped["text"].as_str(), stopped["stop_reason"].as_str()),
+            (Some(expected), Some(stop))
+        );
+    }
+    let logprobs = json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 2 });
+    let content = choice(CHAT, logprobs.clone())["logprobs"]["content"].clone();
+    for token in content.as_array().expect("a list") {
+        let top = token["top_logprobs"].as_array().expect("a list");
+        assert_eq!(
+            (top.len(), &top[0]["token"], &top[0]["logprob"]),
+            (3, &token["token"], &token["logprob"])
+        );
+        let bytes: Vec<u8> = serde_json::from_value(token["bytes"].clone()).expect("bytes");
+        assert_eq!(String::from_utf8(bytes).ok().as_deref(), token["token"].as_str());
+    }
+    let mut as_ids = logprobs;
+    as_ids["return_tokens_as_token_ids"] = true.into();
+    let named = choice(CHAT, as_ids)["logprobs"]["content"][0]["token"].clone();
+    assert!(named.as_str().is_some_and(|name| name.starts_with("token_id:")), "{named}");
+    // A bias rules a token out, or in.
+    let banned = json!({ "logit_bias": { first.to_string(): -100 }, "return_token_ids": true });
+    assert_ne!(choice(TEXT, banned)["token_ids"][0], first);
+}
+
+#[test]
+fn lists_that_are_too_long_are_refused() {
+    let server = Server::start(&[]);
+    let biases: serde_json::Map<String, Value> =
+        (0..1025).map(|id| (id.to_string(), 1.into())).collect();
+    for (path, more) in [
+        (TEXT, json!({ "prompt": vec!["x"; 257] })),
+        (TEXT, json!({ "logit_bias": biases })),
+        (TEXT, json!({ "stop": vec!["x"; 17] })),
+        (TEXT, json!({ "stop": "x".repeat(257) })),
+        (TEXT, json!({ "n": 17 })),
+        (TEXT, json!({ "logprobs": 21 })),
+        (CHAT, json!({ "top_logprobs": 21, "logprobs": true })),
+        (CHAT, json!({ "top_logprobs": 2 })),
+        (CHAT, json!({ "reasoning_effort": "enormous" })),
+    ] {
+        let param = more.as_object().and_then(|fields| fields.keys().next()).expect("a field");
+        let error = ask(&server, path, more.clone()).json()["error"].clone();
+        assert_eq!(error["param"], param.as_str(), "{error}");
+    }
+    let prompts = json!({ "prompt": vec!["x"; 3], "n": 2, "max_tokens": 1 });
+    let answer = ask(&server, TEXT, prompts).json();
+    let choices = answer["choices"].as_array().expect("choices");
+    let indices: Vec<_> = choices.iter().filter_map(|choice| choice["index"].as_u64()).collect();
+    assert_eq!(indices, [0, 1, 2, 3, 4, 5]);
+}
