@@ -61,7 +61,12 @@ impl Record {
             return Ok(None);
         }
         let scores = std::mem::replace(&mut self.prompt_logprobs, Ok(Vec::new()))?;
-        Ok((scores.len() + 1 == self.request.prompt.len()).then_some(scores))
+        match scores.len() + 1 == self.request.prompt.len() {
+            true => Ok(Some(scores)),
+            // The others share what the first has computed.
+            false if self.choice > 0 => Ok(None),
+            false => Err("the prompt was not scored as a whole".to_owned()),
+        }
     }
 
     /// Counts a token; returns the text that became final and why the answer ends here, if it does.
