@@ -7,7 +7,7 @@ use state_pool::{LayoutError, PoolLayout, TierSizes};
 use super::EngineError;
 use super::executor::CpuExecutor;
 use crate::config::{
-    CheckpointDtype, EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize,
+    CheckpointDtype, EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize, Policy,
     available_memory,
 };
 use crate::models::layout::StateLayout;
@@ -107,6 +107,11 @@ impl EngineLimits {
         let weights = files.weight_bytes()?.map_or(0, |bytes| bytes.held);
         let free = available_memory().map(|free| free.saturating_sub(weights));
         EngineLimits::derive(&files.spec, config, free)
+    }
+
+    /// Whether requests are served by their priorities.
+    pub fn has_priorities(&self) -> bool {
+        self.config.policy == Policy::Priority
     }
 
     /// Bytes of the working memory.

@@ -15,7 +15,6 @@ use super::guard::Keys;
 use super::metrics::{Metrics, Watch};
 use super::queue::{Lack, Place, Queue};
 use super::replay::Replay;
-use crate::config::Policy;
 use crate::engine::{Engine, Handle, RequestId};
 use crate::request::{Event, Request, SamplingParams};
 use crate::text::AnswerFormat;
@@ -181,7 +180,7 @@ impl App {
     /// # Errors
     /// A request that can never run: nobody is ended for it.
     fn make_room(&self, request: &Request, lack: Lack) -> Result<bool, ApiError> {
-        if self.engine.limits().config.policy != Policy::Priority {
+        if !self.engine.limits().has_priorities() {
             return Ok(false);
         }
         block_in_place(|| self.engine.check(request))?;

@@ -215,3 +215,47 @@ fn metric_names(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(move |c| !is_part(c));
     words.filter(|word| word.starts_with("vllm:") || word.starts_with("deltapool_"))
 }
+
+/// Autoscalers, gateways and dashboards for vLLM look for these; a rate needs each from the start.
+#[test]
+fn the_names_that_tools_for_vllm_look_for_are_there_from_the_start() {
+    let server = Server::start(&[]);
+    let text = server.get("/metrics").text();
+    let types: BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE vllm:")?.split_once(' '))
+        .collect();
+    let names = |kind: &'static str, names: &'static str| {
+        names.split_whitespace().map(move |name| (name, kind))
+    };
+    let gauges = names(
+        "gauge",
+        "num_requests_running num_requests_waiting num_requests_waiting_by_reason \
+         num_requests_swapped kv_cache_usage_perc gpu_cache_usage_perc cpu_cache_usage_perc \
+         cache_config_info",
+    );
+    let counters = names(
+        "counter",
+        "prefix_cache_queries_total prefix_cache_hits_total external_prefix_cache_queries_total \
+         external_prefix_cache_hits_total num_preemptions_total prompt_tokens_total \
+         prompt_tokens_cached_total prompt_tokens_by_source_total generation_tokens_total \
+         request_success_total admission_rejections_total",
+    );
+    let histograms = names(
+        "histogram",
+        "time_to_first_token_seconds inter_token_latency_seconds \
+         request_time_per_output_token_seconds e2e_request_latency_seconds \
+         request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds \
+         request_decode_time_seconds iteration_tokens_total request_prompt_tokens \
+         request_generation_tokens request_max_num_generation_tokens request_params_n \
+         request_params_max_tokens request_num_preemptions request_prefill_kv_computed_tokens",
+    );
+    for (name, kind) in gauges.chain(counters).chain(histograms) {
+        assert_eq!(types.get(name), Some(&kind), "{name}");
+        let labels = format!("vllm:{name}");
+        let samples = text.lines().filter(|line| line.starts_with(&labels));
+        assert!(samples.clone().count() > 0, "{name} has a value before the first request");
+        assert!(samples.clone().all(|line| line.contains("model_name=\"tiny\"")), "{name}");
+        assert!(samples.clone().all(|line| line.contains("engine=\"0\"")), "{name}");
+    }
+}

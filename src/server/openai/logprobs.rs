@@ -53,7 +53,10 @@ pub fn of_prompt(
     scores: &[PromptLogprobs],
     top: usize,
 ) -> Value {
-    let entry = |id: u32, logprob: f32, rank: usize| json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": names.of(id) });
+    let entry = |id: u32, logprob: f32, rank: usize| {
+        let token = names.of(id);
+        json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": token })
+    };
     let tokens = prompt.iter().skip(1).zip(scores).map(|(&id, score)| {
         let PromptLogprobs { logprobs, rank } = score;
         let mut map = Map::new();
