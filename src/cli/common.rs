@@ -65,7 +65,7 @@ pub struct WeightArgs {
     ///
     /// Quantised at load: projections of mixers, feed-forward parts, experts and the head; the rows
     /// they multiply are rounded to 8 bits. Kept as stored: the embedding, norms, convolutions,
-    /// routers, MLA's kv_b_proj, and the decay, output-gate and beta projections of KDA. A head
+    /// routers, and the decay, output-gate and beta projections of KDA. A head
     /// that is tied to the embedding is quantised in a copy.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Quantize::None)]
     pub quantize: Quantize,
