@@ -132,6 +132,7 @@ fn held_out_stories_cost_the_measured_bits_per_byte() {
 fn quantised_weights_cost_held_out_stories_little() {
     for (quantization, nats) in [(Quantization::Q8, 987.8), (Quantization::Q4, 992.3)] {
         let (found, ..) = held_out(Some(quantization), KvDtype::F32);
+        println!("{quantization:?}: {found:.1} nats");
         assert!((found - nats).abs() < 1.0, "{quantization:?}: {found} nats");
     }
 }

@@ -633,9 +633,19 @@ fn check_added_and_alone(
 #[test]
 fn products_match_their_definition_and_rows_keep_their_bits() {
     let mut random = Random::new(7);
-    for (m, n, k) in
-        [(1, 1, 1), (1, 7, 5), (2, 9, 17), (3, 24, 16), (5, 33, 50), (13, 97, 131), (70, 40, 301)]
-    {
+    // The last ones go over their inputs in blocks.
+    for (m, n, k) in [
+        (1, 1, 1),
+        (1, 7, 5),
+        (2, 9, 17),
+        (3, 24, 16),
+        (5, 33, 50),
+        (13, 97, 131),
+        (70, 40, 301),
+        (9, 20, 513),
+        (31, 40, 1_301),
+        (70, 24, 2_051),
+    ] {
         let x = random.normals(m * k);
         let w = Stored::new(exact_values(&mut random, n * k));
         let start = random.normals(m * n);
@@ -651,6 +661,50 @@ fn products_match_their_definition_and_rows_keep_their_bits() {
                 gemm::gemm(&cpu, rows, w, work, RowsMut::new(&mut out, n));
                 assert_close(&what, &out, &expected, 1e-5);
                 check_added_and_alone(&what, &cpu, (rows, w), work, &start, &out);
+            }
+        }
+    }
+}
+
+/// Of every form in one call, two matrices beside each other, columns of wider rows.
+#[test]
+fn products_of_the_same_rows_have_the_bits_of_each_alone() {
+    let mut random = Random::new(73);
+    for (m, k) in [(1, 40), (7, 40), (12, 600)] {
+        let x = random.normals(m * k);
+        let x = Rows::new(&x, k);
+        let sizes = [33, 16, 7, 40];
+        let weights = sizes.map(|n| exact_values(&mut random, n * k));
+        let halves: Vec<half::bf16> = weights[3].iter().map(|w| half::bf16::from_f32(*w)).collect();
+        let of = |i: usize| Matrix::new(sizes[i], k, Values::F32(&weights[i]));
+        let bf16 = Matrix::new(sizes[3], k, Values::Bf16(&halves));
+        let matrices =
+            [packed(of(0)), packed(of(1)), quantized(of(2), Quantization::Q8), packed(bf16)];
+        for compute in [Compute::F32, Compute::Bf16] {
+            for mut cpu in cpus() {
+                cpu.compute = compute;
+                let w = matrices.each_ref().map(PackedMatrix::panels);
+                let work = &mut NarrowRows::default();
+                let expected = w.map(|w| {
+                    let mut out = poisoned(m * w.rows());
+                    gemm::gemm(&cpu, x, w, work, RowsMut::new(&mut out, w.rows()));
+                    out
+                });
+                let (mut beside, mut wide) = (poisoned(m * 49), poisoned(m * 60));
+                let products = [
+                    gemm::Product { w: &w[..2], out: RowsMut::new(&mut beside, 49) },
+                    gemm::Product { w: &w[2..], out: RowsMut::new(&mut wide, 60).columns(5, 47) },
+                ];
+                gemm::gemm_each(&cpu, x, products, work);
+                for row in 0..m {
+                    let alone = |i: usize| &expected[i][row * sizes[i]..][..sizes[i]];
+                    let what = format!("{m}x{k}, row {row}, {} {compute:?}", cpu.isa.name());
+                    assert_eq!(beside[row * 49..][..49], [alone(0), alone(1)].concat(), "{what}");
+                    let wide = &wide[row * 60..][..60];
+                    assert_eq!(wide[5..52], [alone(2), alone(3)].concat(), "{what}");
+                    let outside = wide[..5].iter().chain(&wide[52..]);
+                    assert!(outside.into_iter().all(|x| x.is_nan()), "{what}: and no more");
+                }
             }
         }
     }

@@ -61,9 +61,15 @@ impl NarrowRows {
         self.sums.fill(f32::NAN);
     }
 
-    /// Sums of `rows` rows of `outputs` outputs, to write.
-    pub(crate) fn reserve_sums(&mut self, rows: usize, outputs: usize) -> &mut [f32] {
-        reserve(&mut self.sums, rows * outputs)
+    /// Memory for so many sums, to be given back.
+    pub(crate) fn take_sums(&mut self, len: usize) -> Vec<f32> {
+        reserve(&mut self.sums, len);
+        std::mem::take(&mut self.sums)
+    }
+
+    /// Takes back what [`NarrowRows::take_sums`] gave.
+    pub(crate) fn give_sums(&mut self, sums: Vec<f32>) {
+        self.sums = sums;
     }
 
     /// Groups for `rows` rows of `width` values, to write.

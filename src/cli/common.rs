@@ -63,10 +63,10 @@ pub struct WeightArgs {
     /// Hold large matrices in 8 or 4 bits a weight, with a scale for 32 of them: less memory and
     /// faster, for other answers than the weights as stored give.
     ///
-    /// Quantised at load: projections of mixers, feed-forward parts, experts and the head; the rows
-    /// they multiply are rounded to 8 bits. Kept as stored: the embedding, norms, convolutions,
-    /// routers, and the decay, output-gate and beta projections of KDA. A head
-    /// that is tied to the embedding is quantised in a copy.
+    /// Quantised at load: projections of mixers, MLA's kv_b_proj among them, feed-forward parts,
+    /// experts and the head; the rows they multiply are rounded to 8 bits. Kept as stored: the
+    /// embedding, norms, convolutions, routers, and the decay, output-gate and beta projections of
+    /// KDA. A head that is tied to the embedding is quantised in a copy.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Quantize::None)]
     pub quantize: Quantize,
 }

@@ -158,12 +158,8 @@ pub(crate) struct Totals<'a> {
 
 impl Totals<'_> {
     /// Calls `body(worker, head, rows)` for each head, on the threads of the gang.
-    pub(crate) fn for_each_head(
-        &self,
-        cpu: &Cpu,
-        body: impl Fn(usize, usize, HeadRows<'_>) + Sync,
-    ) {
-        cpu.gang.run(self.heads, |worker, head| body(worker, head, HeadRows { of: self, head }));
+    pub(crate) fn for_each_head(self, cpu: &Cpu, body: impl Fn(usize, usize, HeadRows<'_>) + Sync) {
+        cpu.gang.run(self.heads, |worker, head| body(worker, head, HeadRows { of: &self, head }));
     }
 }
 
@@ -180,7 +176,8 @@ impl HeadRows<'_> {
         assert!(out.len() >= rows * (len - 2), "room for all rows");
         for (row, out) in out.chunks_exact_mut(len - 2).take(*rows).enumerate() {
             let at = (row * heads + self.head) * len;
-            // SAFETY: there is one of these for each head, and it alone uses the head's totals.
+            // SAFETY: `for_each_head`, which takes the totals, makes one of these for each head,
+            // and it alone uses the head's.
             cpu.isa.run(Finish { total: unsafe { values.slice_mut(at..at + len) }, out });
         }
     }

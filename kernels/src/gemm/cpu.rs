@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::inputs::{Form, Inputs};
 use super::strip::block_inputs;
+use crate::activation;
 use crate::device::Cpu;
 use crate::meter::Work;
 use crate::narrow::NarrowRows;
@@ -36,7 +37,14 @@ pub fn gemm(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out:
 /// # Panics
 /// When the shapes do not fit.
 pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, out: RowsMut<'_>) {
-    each(cpu, x, [Product { w: &[w], out }], narrow, true);
+    if block(cpu, w, x.count()) >= w.cols() {
+        return each(cpu, x, [Product { w: &[w], out }], narrow, true);
+    }
+    // Chains wait in their outputs between blocks of inputs, where something is already.
+    let mut sums = narrow.take_sums(x.count() * w.rows());
+    gemm(cpu, x, w, narrow, RowsMut::new(&mut sums[..x.count() * w.rows()], w.rows()));
+    activation::add(cpu, out, Rows::new(&sums[..x.count() * w.rows()], w.rows()));
+    narrow.give_sums(sums);
 }
 
 /// `out = x wᵀ` for each of some products of the same rows. They are brought into fewer bits once,
@@ -64,13 +72,11 @@ struct Target<'a> {
     stride: usize,
 }
 
-impl Target<'_> {
-    /// Inputs that `rows` rows go over at a time.
-    fn block(&self, rows: usize) -> usize {
-        match self.w {
-            Panels::Stored(w) if self.form == Form::Stored => block_inputs(rows, w),
-            w => w.cols(),
-        }
+/// Inputs of `w` that `rows` rows go over at a time.
+fn block(cpu: &Cpu, w: Panels<'_>, rows: usize) -> usize {
+    match w {
+        Panels::Stored(stored) if Form::of(cpu, w) == Form::Stored => block_inputs(rows, stored),
+        w => w.cols(),
     }
 }
 
@@ -104,22 +110,14 @@ fn each<'a>(
             continue;
         }
         let _timed = cpu.meter.time(name(x.count()), || work(cpu, x, targets().map(|t| t.w)));
-        // Inputs that rows go over at a time; chains wait in their outputs between blocks, unless
-        // something is there already.
-        let block = targets().map(|target| target.block(x.count())).max().unwrap_or(x.width());
-        let mut sums = None;
         let inputs = match form {
-            Form::Stored => {
-                if add && block < x.width() {
-                    let outputs = targets().map(|target| target.w.rows()).sum();
-                    sums = Some(Shards::new(narrow.reserve_sums(x.count(), outputs)));
-                }
-                Inputs::Stored(x)
-            }
+            Form::Stored => Inputs::Stored(x),
             Form::Bf16 => Inputs::Bf16(narrow.round(cpu, x), form.per_row(x.width())),
             Form::Int8 => Inputs::Int8(narrow.quantize(cpu, x), form.per_row(x.width())),
         };
-        let cut = Cut::new(cpu, x.count(), form.row_bytes(block), panels, x.width());
+        let block = targets().map(|target| block(cpu, target.w, x.count())).max();
+        let row_bytes = form.row_bytes(block.unwrap_or(x.width()));
+        let cut = Cut::new(cpu, x.count(), row_bytes, panels, x.width());
         let tasks = |target: &Target<'_>| cut.tasks(x.count(), target.w.rows());
         cpu.gang.run(targets().map(tasks).sum(), |_, task| {
             let mut left = task;
@@ -131,27 +129,11 @@ fn each<'a>(
             let target = target.expect("the task of one of the matrices");
             let (rows, outputs) = cut.task(left, x.count(), target.w.rows());
             let at = rows.start * target.stride + target.column + outputs.start;
-            let Some(sums) = sums else {
-                // SAFETY: the rows and outputs lie inside `out`, whose shape was compared above;
-                // tasks have disjoint outputs, and only these are touched.
-                return unsafe {
-                    let out = (target.out.as_mut_ptr().add(at), target.stride);
-                    inputs.multiply(cpu, rows, (target.w, outputs), out, add);
-                };
-            };
-            // SAFETY: as above, of sums that are as wide as the one target.
+            // SAFETY: the rows and outputs lie inside `out`, whose shape was compared above; each
+            // task has outputs of its own.
             unsafe {
-                let stride = target.w.rows();
-                let first = sums.as_mut_ptr().add(rows.start * stride + outputs.start);
-                let w = (target.w, outputs.clone());
-                inputs.multiply(cpu, rows.clone(), w, (first, stride), false);
-                for r in rows {
-                    let place =
-                        |stride: usize| r * stride + outputs.start..r * stride + outputs.end;
-                    let out = target.out.slice_mut(place(target.stride));
-                    let sums = sums.slice(place(stride));
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-                }
+                let out = (target.out.as_mut_ptr().add(at), target.stride);
+                inputs.multiply(cpu, rows, (target.w, outputs), out, add);
             }
         });
     }

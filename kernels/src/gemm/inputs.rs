@@ -71,8 +71,8 @@ impl Inputs<'_> {
     /// When there are no such rows or outputs, or `w` wants another form.
     ///
     /// # Safety
-    /// As many rows of `out` are valid for writes of as many outputs, reads too when `add`, and
-    /// nothing else uses them meanwhile.
+    /// As many rows of `out` are valid for writes and reads of as many outputs, and nothing else
+    /// uses them meanwhile.
     pub(crate) unsafe fn multiply(
         self,
         cpu: &Cpu,

@@ -5,6 +5,7 @@
 //! f32. A row's result does not depend on how many rows are computed with it, which thread computes
 //! it, or where in the batch it lies: the sum over `k` runs in one order always.
 
+pub(crate) mod ahead;
 mod cpu;
 pub(crate) mod inputs;
 pub mod naive;

@@ -5,7 +5,8 @@
 
 use half::bf16;
 
-use super::strip::{Ahead, put};
+use super::ahead::Ahead;
+use super::strip::put;
 use crate::panels::PANEL_LEN;
 use crate::simd::{Bf16, Bf16Kernel, Kernel, Simd};
 

@@ -9,12 +9,10 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::ahead::Ahead;
 use crate::matrix::Values;
 use crate::panels::{PANEL_LEN, PanelValue, StoredPanels};
 use crate::simd::{Kernel, Simd};
-
-/// Weights are asked for so many bytes before they are read: one core waits for memory otherwise.
-const AHEAD_BYTES: usize = 2048;
 
 /// Most rows that read weights only once: they go over all inputs at a time.
 const FEW_ROWS: usize = 8;
@@ -31,37 +29,6 @@ pub(crate) fn block_inputs(rows: usize, w: StoredPanels<'_>) -> usize {
     let blocks = w.cols().div_ceil(most).max(1);
     // Pairs stay together.
     w.cols().div_ceil(blocks).next_multiple_of(2)
-}
-
-/// How far ahead of what is read memory is asked for, in panels that are read beside each other.
-#[derive(Clone, Copy)]
-pub(crate) struct Ahead {
-    bytes: usize,
-    /// What is added from here on in each panel: the next ones lie behind those beside it.
-    turn: usize,
-    beyond: usize,
-}
-
-impl Ahead {
-    /// For the piece that begins with row `row`. The first piece reads the weights from memory, and
-    /// at the end of its panels goes on with the next ones; while further pieces find them in a
-    /// cache, those are fetched.
-    pub(crate) fn of(row: usize, panels: usize, panel_bytes: usize) -> Ahead {
-        match row {
-            0 => Ahead {
-                bytes: AHEAD_BYTES,
-                turn: panel_bytes.saturating_sub(AHEAD_BYTES),
-                beyond: (panels - 1) * panel_bytes,
-            },
-            _ => Ahead { bytes: panels * panel_bytes, turn: usize::MAX, beyond: 0 },
-        }
-    }
-
-    /// Bytes ahead of what lies `at` bytes into a panel.
-    #[inline(always)]
-    pub(crate) fn at(self, at: usize) -> usize {
-        self.bytes + if at >= self.turn { self.beyond } else { 0 }
-    }
 }
 
 /// A stored value that panels of weights are made of.
@@ -117,8 +84,8 @@ impl<'w> Multiply<'w> {
     ///
     /// # Safety
     /// Rows `0..rows` of `x` are valid for reads of `w.cols` values, rows `0..rows` of `out` for
-    /// writes of `w.rows` values, reads too when `add`, and nothing else uses `out` until this has
-    /// run or is dropped.
+    /// writes and reads of `w.rows` values, and nothing else uses `out` until this has run or is
+    /// dropped.
     #[inline(always)]
     pub(crate) unsafe fn new(
         rows: usize,

@@ -82,20 +82,12 @@ pub fn attend(
     let job = Job { cpu, shape, q, paged };
     let scratch = scratch.pieces(cpu.gang.threads(), scratch_len(shape));
     let Workspace { tasks, segments } = work;
-    let by_segment = |span: &Span| job.leaves_threads_idle() && is_long(span);
-    row_tasks(
-        paged.spans.all(),
-        ROWS,
-        |span| 0..if by_segment(span) { 0 } else { span.rows },
-        tasks,
-    );
+    let leaves_threads_idle = job.leaves_threads_idle();
+    let by_segment = |span: &Span| leaves_threads_idle && is_long(span);
+    let whole = |span: &Span| 0..if by_segment(span) { 0 } else { span.rows };
+    row_tasks(paged.spans.all(), ROWS, whole, tasks);
     job.attend_whole(tasks, &scratch, &mut out);
-    row_tasks(
-        paged.spans.all(),
-        ROWS,
-        |span| 0..if by_segment(span) { span.rows } else { 0 },
-        tasks,
-    );
+    row_tasks(paged.spans.all(), ROWS, |span| whole(span).end..span.rows, tasks);
     let mut rest = &tasks[..];
     while !rest.is_empty() {
         let tasks;

@@ -31,6 +31,7 @@ use crate::threads::Shards;
 const ROWS: usize = 4;
 /// Most heads per task: they share each read of a latent row.
 const HEADS: usize = 16;
+
 /// Working memory that threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -107,7 +108,7 @@ impl Together<'_> {
         let spans = self.job.paged.spans.all();
         let attend = |units: &[Unit], parts: Shards<'_, f32>| self.attend(units, queries, parts);
         let totals = segments.attend(self.job.cpu, (self.tasks, spans), attend);
-        self.project(&totals, out);
+        self.project(totals, out);
     }
 
     /// The rows, as those of the batch.
@@ -169,7 +170,7 @@ impl Together<'_> {
     }
 
     /// Projects the attended latents to the heads' values.
-    fn project(&self, totals: &Totals<'_>, out: &mut RowsMut<'_>) {
+    fn project(&self, totals: Totals<'_>, out: &mut RowsMut<'_>) {
         let Job { cpu, shape, up, .. } = self.job;
         let (dv, rank) = (shape.value_dim, shape.rank);
         let count = self.rows().count();
@@ -196,8 +197,8 @@ impl Together<'_> {
 /// `out = x wᵀ`, on this thread; `scratch` is for `x` in groups.
 ///
 /// # Safety
-/// As many rows of `out` as of `x` are valid for writes of `w.rows` values, and nothing else uses
-/// them meanwhile.
+/// As many rows of `out` as of `x` are valid for writes and reads of `w.rows` values, and nothing
+/// else uses them meanwhile.
 unsafe fn multiply(
     cpu: &Cpu,
     x: Rows<'_>,

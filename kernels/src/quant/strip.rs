@@ -7,7 +7,8 @@
 use half::f16;
 
 use super::{GROUP_LEN, Group, LINE_BYTES, QUAD_LEN, Quantization, QuantizedPanels, SCALES_BYTES};
-use crate::gemm::strip::{Ahead, put};
+use crate::gemm::ahead::Ahead;
+use crate::gemm::strip::put;
 use crate::panels::PANEL_LEN;
 use crate::simd::{Int8, Int8Kernel, Kernel, Simd};
 
