@@ -213,7 +213,7 @@ impl Conversation {
             }
             text.push_str(&part.need::<String>("text")?);
             let asked = part.raw("prompt_cache_breakpoint").or_else(|| part.raw("cache_control"));
-            if asked.is_some() {
+            if asked.is_some_and(|asked| asked != false) {
                 self.breakpoints.push(Breakpoint::Message { message: index, bytes: text.len() });
             }
         }

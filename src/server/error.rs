@@ -77,7 +77,7 @@ impl ApiError {
     /// A field of another type than expected.
     pub fn wrong_type(param: impl Into<String>, expected: &str, found: &Value) -> ApiError {
         let param = param.into();
-        let message = format!("{param}: expected {expected}, got {}", type_name(found));
+        let message = format!("{param}: expected {expected}, got {}", described(found));
         ApiError::invalid("invalid_type", message).of(param)
     }
 
@@ -239,15 +239,15 @@ fn refused_by_limits(refused: &Refused) -> ApiError {
     }
 }
 
-/// A JSON type, with its article.
-fn type_name(value: &Value) -> &'static str {
-    match value {
+/// A JSON type, with its article; a number as it is, since it may just be too large.
+fn described(value: &Value) -> String {
+    let name = match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_f64() => "a number",
-        Value::Number(_) => "an integer",
+        Value::Number(number) => return number.to_string(),
         Value::String(_) => "a string",
         Value::Array(_) => "an array",
         Value::Object(_) => "an object",
-    }
+    };
+    name.to_owned()
 }

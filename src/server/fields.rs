@@ -188,7 +188,7 @@ impl FromJson for f32 {
 }
 
 impl FromJson for i64 {
-    const EXPECTED: &'static str = "an integer";
+    const EXPECTED: &'static str = "an integer of 64 bits";
     fn from_json(value: &Value) -> Option<i64> {
         // Some clients write every number with a point.
         let whole = |x: &f64| x.fract() == 0.0 && x.abs() < 9e15;
@@ -253,7 +253,7 @@ mod tests {
         let mut options = body.object("stream_options").expect("an object").expect("there");
         let error = options.take::<bool>("include_usage").expect_err("a number");
         assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
-        assert!(error.message.contains("expected a boolean, got an integer"), "{}", error.message);
+        assert!(error.message.contains("expected a boolean, got 3"), "{}", error.message);
         let error = fields(json!({"n": 1.5})).take::<usize>("n").expect_err("a fraction");
         assert_eq!(error.code, "invalid_type");
     }

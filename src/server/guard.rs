@@ -96,6 +96,10 @@ impl Keys {
             return match &self.admin {
                 Some(_) if is_admin => Ok(()),
                 Some(_) => Err(ApiError::forbidden("admin_only", "this route needs the admin key")),
+                None if is_of_another_site(headers) => Err(ApiError::forbidden(
+                    "admin_only",
+                    "without --admin-api-key this route is not open to pages of other sites",
+                )),
                 None if peer.is_local => self.check_api(given, is_admin),
                 None => Err(ApiError::forbidden(
                     "admin_only",
@@ -182,6 +186,17 @@ fn check_host(config: &ServerConfig, headers: &HeaderMap) -> Result<(), ApiError
 pub fn is_loopback(host: &str) -> bool {
     let is_local = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
     is_local || host.eq_ignore_ascii_case("localhost")
+}
+
+/// Whether a page that another server has sent asks, as far as its browser says so.
+fn is_of_another_site(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let is_foreign = |origin: &str| {
+        let place = origin.split_once("://").map_or(origin, |(_, place)| place);
+        text("host").is_none_or(|host| !host.eq_ignore_ascii_case(place))
+    };
+    let is_from_elsewhere = |site: &str| !matches!(site, "same-origin" | "none");
+    text("origin").is_some_and(is_foreign) || text("sec-fetch-site").is_some_and(is_from_elsewhere)
 }
 
 /// Gives every request a name, and every answer the same; errors of the Anthropic routes get that

@@ -123,7 +123,7 @@ fn router(app: &Shared) -> Router {
         .route("/abort_request", post(info::abort))
         .route("/v1/requests/{id}", delete(info::abort_by_path))
         .route("/reset_prefix_cache", post(info::reset_prefix_cache))
-        .route("/flush_cache", get(info::reset_prefix_cache).post(info::reset_prefix_cache))
+        .route("/flush_cache", post(info::reset_prefix_cache))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(Arc::clone(app));

@@ -30,7 +30,7 @@ pub fn enclose(asked: Constraint, format: &AnswerFormat, prompt: &str) -> Constr
     let content = match &asked {
         Constraint::JsonObject => json(&json!({ "type": "object" })),
         Constraint::JsonSchema(schema) => json(schema),
-        Constraint::Regex(regex) => Some(format!("/{}/", regex.replace('/', "\\/"))),
+        Constraint::Regex(regex) => Some(regex_literal(regex)),
         Constraint::Choice(texts) => {
             Some(texts.iter().map(|text| lark_literal(text)).collect::<Vec<_>>().join(" | "))
         }
@@ -38,6 +38,21 @@ pub fn enclose(asked: Constraint, format: &AnswerFormat, prompt: &str) -> Constr
     };
     let enclosed = content.and_then(|content| format.enclose(&content, prompt));
     enclosed.map_or(asked, Constraint::Grammar)
+}
+
+/// A regular expression between slashes; those in it are escaped, unless they are.
+fn regex_literal(regex: &str) -> String {
+    let mut literal = String::from("/");
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            literal.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        literal.push(c);
+    }
+    literal.push('/');
+    literal
 }
 
 fn structured_outputs(mut fields: Fields) -> Result<Constraint, ApiError> {
@@ -48,6 +63,11 @@ fn structured_outputs(mut fields: Fields) -> Result<Constraint, ApiError> {
         fields.take("grammar")?.map(Constraint::Grammar),
         fields.or("json_object", false)?.then_some(Constraint::JsonObject),
     ];
+    fields.refuse(&[
+        ("structural_tag", ""),
+        ("whitespace_pattern", ""),
+        ("disable_any_whitespace", ""),
+    ])?;
     let mut given = given.into_iter().flatten();
     match (given.next(), given.next()) {
         (Some(constraint), None) => Ok(constraint),
@@ -88,6 +108,20 @@ fn response_format(mut fields: Fields) -> Result<Option<Constraint>, ApiError> {
             let path = fields.path("type");
             let message = format!("{path}: expected text, json_object or json_schema");
             Err(ApiError::value(path, message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_of_a_regular_expression_are_escaped_once() {
+        for (regex, literal) in
+            [("a/b", r"/a\/b/"), (r"a\/b", r"/a\/b/"), (r"a\\/b", r"/a\\\/b/"), (r"\d+", r"/\d+/")]
+        {
+            assert_eq!(regex_literal(regex), literal);
         }
     }
 }

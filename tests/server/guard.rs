@@ -77,6 +77,22 @@ fn everything_but_probes_and_the_page_needs_a_key() {
     assert_eq!(code(reset("two")), "admin_only");
 }
 
+/// Without a key the route is open to this machine, and so to every page that a browser on it shows.
+#[test]
+fn pages_of_other_sites_clear_no_prefix_cache() {
+    let server = Server::start(&[]);
+    let status = |headers: &[(&str, &str)]| {
+        server.request("POST", "/reset_prefix_cache", headers, b"").status
+    };
+    assert_eq!(status(&[]), 200);
+    assert_eq!(status(&[("Origin", "http://localhost")]), 200);
+    assert_eq!(status(&[("Sec-Fetch-Site", "same-origin")]), 200);
+    assert_eq!(status(&[("Origin", "https://other.example")]), 403);
+    assert_eq!(status(&[("Origin", "null")]), 403);
+    assert_eq!(status(&[("Sec-Fetch-Site", "cross-site")]), 403);
+    assert_eq!(server.request("GET", "/flush_cache", &[], b"").status, 405);
+}
+
 #[test]
 fn pages_of_other_sites_may_ask_only_where_their_origin_is_named() {
     let asked = |server: &Server, origin: &str| {
