@@ -155,9 +155,7 @@ impl Request {
         self.constraint.as_ref().map_or(Ok(()), Constraint::check)?;
         self.sampling.check(vocab_size)
     }
-}
 
-impl Request {
     fn check_prompt_logprobs(&self) -> Result<(), InvalidParam> {
         let Some(top) = self.prompt_logprobs else { return Ok(()) };
         const FIELD: &str = "prompt_logprobs";

@@ -346,8 +346,7 @@ impl<'a> Ranking<'a> {
 
     fn key(&mut self, rank: usize) -> u64 {
         if rank >= self.sorted {
-            let wanted = (self.sorted * Self::GROWTH).max(Self::START);
-            self.sort(wanted.min(self.keys.len()));
+            self.sort((self.sorted * Self::GROWTH).max(Self::START).min(self.keys.len()));
         }
         self.keys[rank]
     }
@@ -395,7 +394,6 @@ mod tests {
         let mut keys = Vec::new();
         let mut ranking = Ranking::new(&scores, &mut keys);
         assert_eq!(ranking.first(3).len(), 3);
-        let ranked: Vec<usize> = (0..scores.len()).map(|rank| key_id(ranking.key(rank))).collect();
-        assert_eq!(ranked, expected);
+        assert!((0..scores.len()).map(|rank| key_id(ranking.key(rank))).eq(expected));
     }
 }

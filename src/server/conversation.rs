@@ -161,7 +161,7 @@ impl Conversation {
         let mut read = Map::new();
         read.insert("role".to_owned(), role.into());
         let content = self.content(&mut message)?;
-        let calls = calls(&mut message)?;
+        let calls = Call::take_all(&mut message)?;
         if content.is_none() && (role != "assistant" || calls.is_empty()) {
             return Err(ApiError::missing(message.path("content")));
         }
@@ -382,22 +382,4 @@ fn variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
         variables.entry("reasoning_effort").or_insert(effort.into());
     }
     Ok(variables)
-}
-
-/// The tool calls of a message.
-fn calls(message: &mut Fields) -> Result<Vec<Call>, ApiError> {
-    let list = message.list("tool_calls")?.unwrap_or_default();
-    list.into_iter()
-        .map(|(path, call)| {
-            let mut call = Fields::of(path, call)?;
-            let path = call.path("function");
-            let mut function = call.object("function")?.ok_or_else(|| ApiError::missing(path))?;
-            let arguments = match function.raw("arguments") {
-                None => String::new(),
-                Some(Value::String(text)) => text,
-                Some(value) => value.to_string(),
-            };
-            Ok(Call { id: call.or("id", String::new())?, name: function.need("name")?, arguments })
-        })
-        .collect()
 }

@@ -206,6 +206,32 @@ pub struct Call {
 }
 
 impl Call {
+    /// Those of a message.
+    ///
+    /// # Errors
+    /// A field of another type than expected.
+    pub fn take_all(message: &mut Fields) -> Result<Vec<Call>, ApiError> {
+        let list = message.list("tool_calls")?.unwrap_or_default();
+        list.into_iter()
+            .map(|(path, call)| {
+                let mut call = Fields::of(path, call)?;
+                let path = call.path("function");
+                let mut function =
+                    call.object("function")?.ok_or_else(|| ApiError::missing(path))?;
+                let arguments = match function.raw("arguments") {
+                    None => String::new(),
+                    Some(Value::String(text)) => text,
+                    Some(value) => value.to_string(),
+                };
+                Ok(Call {
+                    id: call.or("id", String::new())?,
+                    name: function.need("name")?,
+                    arguments,
+                })
+            })
+            .collect()
+    }
+
     /// In the OpenAI shape.
     pub fn to_json(&self) -> Value {
         json!({
