@@ -62,8 +62,9 @@ impl Record {
         }
         let scores = std::mem::replace(&mut self.prompt_logprobs, Ok(Vec::new()))?;
         match scores.len() + 1 == self.request.prompt.len() {
+            // The others share what the first has computed, be it of no token.
+            _ if self.choice > 0 && scores.is_empty() => Ok(None),
             true => Ok(Some(scores)),
-            // The others share what the first has computed.
             false if self.choice > 0 => Ok(None),
             false => Err("the prompt was not scored as a whole".to_owned()),
         }
