@@ -111,11 +111,11 @@ impl<E: Executor> Core<E> {
     }
 
     /// Takes a request that the door let through, under a name that no other has; `seed` is used
-    /// where it has none.
+    /// where it has none. Returns what it adds to the prompt tokens that wait.
     ///
     /// # Panics
     /// When the door would not have let it through, or the name is taken.
-    pub fn submit(&mut self, id: RequestId, request: Arc<Request>, seed: u64) {
+    pub fn submit(&mut self, id: RequestId, request: Arc<Request>, seed: u64) -> usize {
         let prompt = Prompt {
             tokens: &request.prompt,
             max_tokens: request.max_tokens,
@@ -126,6 +126,7 @@ impl<E: Executor> Core<E> {
             scored_with: request.prompt_logprobs,
         };
         let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
+        let backlog = self.scheduler.sequence(ids[0]).map_or(0, |leader| leader.backlog());
         let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
             let matcher = request.constraint.as_ref().map(|constraint| {
@@ -148,6 +149,7 @@ impl<E: Executor> Core<E> {
         }
         let before = self.requests.insert(id, ids);
         assert!(before.is_none(), "{id:?} is the name of another request");
+        backlog
     }
 
     /// Ends a request: each of its unfinished answers ends as cancelled, in the events of the next

@@ -1,6 +1,8 @@
 //! What a caller holds of a request: its events, and the right to end it.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::task::{Context, Poll, ready};
 
@@ -11,6 +13,27 @@ use super::core::RequestId;
 use super::thread::Command;
 use crate::request::{Event, Figures, Finish, FinishReason};
 
+/// What a request that waits adds to [`Engine::prompt_backlog`](super::Engine::prompt_backlog).
+#[derive(Debug, Clone)]
+pub struct Backlog(Arc<AtomicUsize>);
+
+impl Backlog {
+    /// That of a prompt of so many tokens, of which nothing may be known.
+    pub(crate) fn new(tokens: usize) -> Backlog {
+        Backlog(Arc::new(AtomicUsize::new(tokens)))
+    }
+
+    /// The engine has looked up what is known of the prompt.
+    pub(super) fn set(&self, tokens: usize) {
+        self.0.store(tokens, Ordering::Relaxed);
+    }
+
+    /// Prompt tokens to be computed when the request came.
+    pub fn tokens(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The events of a request: a [`Stream`] that needs no particular runtime, and, for callers that
 /// may block, [`Handle::recv`] and an iterator. All end when each answer has had its last event.
 /// Dropping the handle cancels the request.
@@ -18,6 +41,7 @@ use crate::request::{Event, Figures, Finish, FinishReason};
 pub struct Handle {
     id: RequestId,
     seed: u64,
+    backlog: Backlog,
     /// Answers that have not ended.
     open: Vec<usize>,
     events: Pin<Box<Receiver<Event>>>,
@@ -28,12 +52,18 @@ impl Handle {
     pub(super) fn new(
         id: RequestId,
         seed: u64,
+        backlog: Backlog,
         choices: usize,
         events: Receiver<Event>,
         commands: Sender<Command>,
     ) -> Handle {
         let (open, events) = ((0..choices).collect(), Box::pin(events));
-        Handle { id, seed, open, events, commands }
+        Handle { id, seed, backlog, open, events, commands }
+    }
+
+    /// What it adds to the backlog while it waits.
+    pub fn backlog(&self) -> Backlog {
+        self.backlog.clone()
     }
 
     /// The request's name, for [`Engine::cancel`](super::Engine::cancel).

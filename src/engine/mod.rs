@@ -59,7 +59,7 @@ pub use self::core::{EngineStats, RequestId};
 pub use builder::EngineBuilder;
 pub use door::SubmitError;
 pub use error::EngineError;
-pub use handle::{Events, Handle};
+pub use handle::{Backlog, Events, Handle};
 pub use limits::EngineLimits;
 pub use score::Scorer;
 pub use state_pool::{BLOCK_LEN, PoolLayout, PoolStats};
@@ -120,10 +120,11 @@ impl Engine {
         let seed = request.sampling.seed.unwrap_or_else(random_seed);
         let (events, receiver) = async_channel::unbounded();
         let (choices, tokens) = (request.n, request.prompt.len());
-        let command = Command::Submit { id, request, seed, events };
+        let backlog = Backlog::new(tokens);
+        let command = Command::Submit { id, request, seed, backlog: backlog.clone(), events };
         let sent = self.desk.if_open(tokens, || self.commands.send(command));
         sent.ok_or(SubmitError::Draining)?.map_err(|_| SubmitError::Stopped)?;
-        Ok(Handle::new(id, seed, choices, receiver, self.commands.clone()))
+        Ok(Handle::new(id, seed, backlog, choices, receiver, self.commands.clone()))
     }
 
     /// Refuses what [`Engine::submit`] would refuse, and takes nothing.

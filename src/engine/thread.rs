@@ -11,6 +11,7 @@ use async_channel::Sender as EventSender;
 
 use super::core::{Core, EngineStats, RequestId};
 use super::executor::Executor;
+use super::handle::Backlog;
 use super::steps::{StepRecord, StepRing};
 use super::view::{EngineView, VIEW_AGE};
 use crate::request::{Event, Request};
@@ -18,7 +19,13 @@ use crate::request::{Event, Request};
 /// What callers ask of the thread.
 pub(super) enum Command {
     /// Take a request that the door let through.
-    Submit { id: RequestId, request: Arc<Request>, seed: u64, events: EventSender<Event> },
+    Submit {
+        id: RequestId,
+        request: Arc<Request>,
+        seed: u64,
+        backlog: Backlog,
+        events: EventSender<Event>,
+    },
     /// Cancel one.
     Cancel(RequestId),
     /// Cancel all.
@@ -177,10 +184,10 @@ impl<E: Executor> Loop<E> {
                 self.commands.try_recv()
             };
             match command {
-                Ok(Command::Submit { id, request, seed, events }) => {
+                Ok(Command::Submit { id, request, seed, backlog, events }) => {
                     self.listeners.insert(id, Listener { events, open: request.n });
                     self.untold_tokens += request.prompt.len();
-                    self.core.submit(id, request, seed);
+                    backlog.set(self.core.submit(id, request, seed));
                 }
                 Ok(Command::Cancel(id)) => self.core.cancel(id),
                 Ok(Command::CancelAll) => self.core.cancel_all(),

@@ -259,6 +259,11 @@ impl Sequence {
         self.id
     }
 
+    /// Tokens of its prompt that were to be computed when it came, while it waits.
+    pub fn backlog(&self) -> usize {
+        self.backlog
+    }
+
     /// All tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

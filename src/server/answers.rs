@@ -2,12 +2,12 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::Stream;
 use serde_json::{Map, Value, json};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::app::Live;
 use super::error::ApiError;
@@ -16,7 +16,7 @@ use crate::request::{Event, Figures, FinishReason, StopCause};
 /// How long a request may take.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Patience {
-    /// From its arrival to its first token.
+    /// From its arrival to its start.
     pub queue: Option<Duration>,
     /// From its arrival to its end.
     pub total: Option<Duration>,
@@ -29,6 +29,8 @@ pub struct Answers {
     patience: Patience,
     /// The request was ended because its time was over.
     is_late: bool,
+    /// Ends with its patience. It is kept: who hears several asks each of them many times.
+    timer: Option<Pin<Box<Sleep>>>,
     /// The first event, which was waited for before the answer's headers were sent.
     first: Option<Event>,
     has_begun: bool,
@@ -49,6 +51,7 @@ impl Answers {
             live,
             patience,
             is_late: false,
+            timer: None,
             first: None,
             has_begun: false,
             prompt_tokens,
@@ -82,7 +85,7 @@ impl Answers {
     /// The next event; none when all choices have ended.
     ///
     /// # Errors
-    /// When the first token was waited for too long.
+    /// When its start was waited for too long.
     pub async fn next(&mut self) -> Option<Result<Event, ApiError>> {
         let event = match self.first.take() {
             Some(event) => Some(event),
@@ -95,7 +98,8 @@ impl Answers {
             },
         }?;
         self.has_begun = true;
-        self.stay();
+        // A request gives way to no other once one of its prompts has begun.
+        self.live.place.begin();
         self.generated_tokens += usize::from(event.token.is_some());
         if let Some(finish) = &event.finish {
             self.figures.push(finish.figures);
@@ -103,40 +107,42 @@ impl Answers {
         Some(Ok(event))
     }
 
-    /// The request has begun, or is part of one that may have: it gives way to no other.
-    pub fn stay(&mut self) {
-        self.live.place.begin();
+    async fn hear(&mut self) -> Result<Option<Event>, ApiError> {
+        poll_fn(|context| self.poll_heard(context)).await
     }
 
-    async fn hear(&mut self) -> Result<Option<Event>, ApiError> {
+    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, ApiError>> {
+        if let Poll::Ready(event) = self.poll_event(context) {
+            return Poll::Ready(event);
+        }
         let since = Instant::from_std(self.live.place.since());
-        loop {
+        while !self.is_late {
             let queue = self.patience.queue.filter(|_| !self.has_begun);
             let limit = [queue, self.patience.total].into_iter().flatten().min();
-            let Some(limit) = limit.filter(|_| !self.is_late) else { return self.event().await };
-            match timeout_at(since + limit, self.event()).await {
-                Ok(event) => return event,
-                Err(_) if self.patience.total.is_none_or(|total| limit < total) => {
-                    self.live.handle.cancel();
-                    let message = format!("not begun after {} ms", limit.as_millis());
-                    let after = Duration::from_secs(1);
-                    return Err(ApiError::overloaded("queue_timeout", message, after));
-                }
-                Err(_) => {
-                    self.is_late = true;
-                    self.live.handle.cancel();
-                }
+            let Some(limit) = limit else { break };
+            let until = since + limit;
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            if timer.deadline() != until {
+                timer.as_mut().reset(until);
             }
+            ready!(timer.as_mut().poll(context));
+            self.live.handle.cancel();
+            if self.patience.total.is_none_or(|total| limit < total) {
+                let message = format!("not begun after {} ms", limit.as_millis());
+                let after = Duration::from_secs(1);
+                return Poll::Ready(Err(ApiError::overloaded("queue_timeout", message, after)));
+            }
+            self.is_late = true;
         }
+        Poll::Pending
     }
 
-    async fn event(&mut self) -> Result<Option<Event>, ApiError> {
-        let handle = &mut self.live.handle;
-        let event = poll_fn(|context| Pin::new(&mut *handle).poll_next(context)).await;
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, ApiError>> {
+        let event = ready!(Pin::new(&mut self.live.handle).poll_next(context));
         let end = event.as_ref().and_then(|event| event.finish.as_ref());
         let is_cut = end.is_some_and(|end| end.reason == FinishReason::Cancelled);
         let error = if is_cut { self.live.evicted() } else { None };
-        error.map_or(Ok(event), Err)
+        Poll::Ready(error.map_or(Ok(event), Err))
     }
 
     /// The word for why a choice ended, and what stopped it.

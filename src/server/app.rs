@@ -131,41 +131,68 @@ impl App {
         }
     }
 
-    /// Hands a request to the engine, under the name that its client knows.
+    /// Hands the one prompt of a request to the engine; see [`App::submit_all`].
     ///
     /// # Errors
     /// A server that has too much to do or ends, or a request that can never run.
     pub fn submit(self: &Arc<App>, request: Request, name: &str) -> Result<Live, ApiError> {
-        let place = self.place(&request);
+        let mut all = self.submit_all(vec![request], name)?;
+        Ok(all.pop().expect("one was submitted"))
+    }
+
+    /// Hands the prompts of a request to the engine, under the name that its client knows: all or
+    /// none.
+    ///
+    /// # Errors
+    /// A server that has too much to do or ends, or a prompt that can never run.
+    pub fn submit_all(
+        self: &Arc<App>,
+        requests: Vec<Request>,
+        name: &str,
+    ) -> Result<Vec<Live>, ApiError> {
+        let Some(first) = requests.first() else { return Ok(Vec::new()) };
+        let priority = first.priority.unwrap_or(0);
+        let place = self.place(&requests, priority);
         let mut place = place.inspect_err(|error| self.metrics.reject(error))?;
-        let (choices, max_tokens) = (request.n, request.max_tokens);
-        let (priority, prompt_tokens) = (request.priority.unwrap_or(0), request.prompt.len());
-        let handle = match request.constraint {
-            // It is compiled, which can take seconds.
-            Some(_) => block_in_place(|| self.engine.submit(request)),
-            None => self.engine.submit(request),
-        }?;
-        place.wait(handle.id(), priority, prompt_tokens);
-        let watch = Watch::new(&self.metrics, place.since(), choices, max_tokens);
-        self.live().entry(name.into()).or_default().push(handle.id());
-        Ok(Live { handle, place, watch, app: Arc::clone(self), name: name.into() })
+        let submit = |request: Request| {
+            let size = (request.n, request.max_tokens);
+            let handle = match request.constraint {
+                // It is compiled, which can take seconds.
+                Some(_) => block_in_place(|| self.engine.submit(request)),
+                None => self.engine.submit(request),
+            };
+            handle.map(|handle| (handle, size))
+        };
+        // Who is dropped is cancelled.
+        let handles: Vec<_> = requests.into_iter().map(submit).collect::<Result<_, _>>()?;
+        place.wait(handles.iter().map(|(h, _)| (h.id(), h.backlog())).collect(), priority);
+        let place = Arc::new(place);
+        let live = handles.into_iter().map(|(handle, (choices, max_tokens))| {
+            let watch = Watch::new(&self.metrics, place.since(), choices, max_tokens);
+            self.live().entry(name.into()).or_default().push(handle.id());
+            let (place, app) = (Arc::clone(&place), Arc::clone(self));
+            Live { handle, place, watch, app, name: name.into() }
+        });
+        Ok(live.collect())
     }
 
     /// Refuses what would wait for too long, unless one that waits gives way to it.
-    fn place(&self, request: &Request) -> Result<Place, ApiError> {
+    fn place(&self, requests: &[Request], priority: i32) -> Result<Place, ApiError> {
         if self.phase() == Phase::Draining {
             return Err(ApiError::draining());
         }
-        let (there, tokens) = (self.answers(), self.engine.prompt_backlog());
+        let (there, tokens) = (self.answers(), self.queue.staying(self.engine.prompt_backlog()));
+        let answers: usize = requests.iter().map(|request| request.n).sum();
+        let new_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
         let (most, most_tokens) =
             (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
-        let mut lack = Lack { answers: (there + request.n).saturating_sub(most), tokens: 0 };
-        // A prompt that is longer than the limit is taken when nothing else waits.
+        let mut lack = Lack { answers: (there + answers).saturating_sub(most), tokens: 0 };
+        // A request that is longer than the limit is taken when nothing else waits.
         if tokens > 0 {
-            lack.tokens = (tokens + request.prompt.len()).saturating_sub(most_tokens);
+            lack.tokens = (tokens + new_tokens).saturating_sub(most_tokens);
         }
-        if lack == Lack::default() || self.make_room(request, lack)? {
-            return Ok(self.queue.take(request.n));
+        if lack == Lack::default() || self.make_room(requests, priority, lack)? {
+            return Ok(self.queue.take(answers));
         }
         let (code, message) = match lack.answers {
             0 => ("backlog_full", format!("{tokens} prompt tokens wait, and {most_tokens} may")),
@@ -174,17 +201,18 @@ impl App {
         Err(ApiError::overloaded(code, message, self.retry_after(tokens)))
     }
 
-    /// Under `priority`, ends requests that wait with a higher number than that of `request` until
-    /// it has room; whether it has.
+    /// Where there are priorities, ends requests that wait with a higher number than `priority`
+    /// until there is room for `requests`; whether there is.
     ///
     /// # Errors
-    /// A request that can never run: nobody is ended for it.
-    fn make_room(&self, request: &Request, lack: Lack) -> Result<bool, ApiError> {
+    /// One that can never run: nobody is ended for it.
+    fn make_room(&self, requests: &[Request], priority: i32, lack: Lack) -> Result<bool, ApiError> {
         if !self.engine.limits().has_priorities() {
             return Ok(false);
         }
-        block_in_place(|| self.engine.check(request))?;
-        let evicted = self.queue.evict(request.priority.unwrap_or(0), lack);
+        let check = || requests.iter().try_for_each(|request| self.engine.check(request));
+        block_in_place(check)?;
+        let evicted = self.queue.evict(priority, lack);
         evicted.iter().flatten().for_each(|id| self.engine.cancel(*id));
         Ok(evicted.is_some())
     }
@@ -242,8 +270,8 @@ impl std::fmt::Debug for App {
 pub struct Live {
     /// What is heard of it.
     pub handle: Handle,
-    /// Its place among those that wait or run.
-    pub place: Place,
+    /// The place of its request among those that wait or run.
+    pub place: Arc<Place>,
     /// What it meets.
     watch: Watch,
     /// The server.

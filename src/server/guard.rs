@@ -47,9 +47,9 @@ pub struct RequestName {
 
 impl RequestName {
     /// The name, unless the client has given none in the header and this one in the body.
-    pub fn or_of_body(self, id: Option<&String>) -> RequestName {
+    pub fn or_of_body(self, id: Option<String>) -> RequestName {
         match id.filter(|_| !self.is_given) {
-            Some(id) => RequestName { id: id.clone(), is_given: true },
+            Some(id) => RequestName { id, is_given: true },
             None => self,
         }
     }

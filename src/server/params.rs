@@ -10,7 +10,7 @@ use super::answers::Patience;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, FromJson};
-use super::guard;
+use super::guard::{self, RequestName};
 use crate::request::{Request, SamplingParams};
 
 /// Most choices of a request.
@@ -94,8 +94,6 @@ pub struct Common {
     pub delivery: Delivery,
     /// How long it may take.
     pub patience: Patience,
-    /// What its client calls it in the body.
-    pub request_id: Option<String>,
 }
 
 /// How an answer is sent.
@@ -167,17 +165,21 @@ pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Commo
         kept_tokens: kept_tokens(app, fields, max_tokens)?,
         delivery: delivery(app, fields)?,
         patience: patience(fields)?,
-        request_id: request_id(fields)?,
     })
 }
 
-fn request_id(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+/// What a request is called: in a header, or else in its body. It is taken before all else, so
+/// that what goes wrong later is told under this name.
+///
+/// # Errors
+/// No name, as `request_id`.
+pub fn name(name: RequestName, fields: &mut Fields) -> Result<RequestName, ApiError> {
     let id: Option<String> = fields.take("request_id")?;
     if id.as_ref().is_some_and(|id| !guard::is_name(id)) {
         let message = "request_id: expected 1 to 128 printable characters without spaces";
         return Err(ApiError::value("request_id", message));
     }
-    Ok(id)
+    Ok(name.or_of_body(id))
 }
 
 /// A prompt is cut to so many of its last tokens; to those that fit beside the answer with -1.

@@ -2,27 +2,42 @@
 //! priority.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use crate::engine::RequestId;
+use crate::engine::{Backlog, RequestId};
 
 /// The answers that wait or run.
 #[derive(Debug, Default)]
 pub struct Queue {
     answers: AtomicUsize,
+    /// Prompt tokens of requests that gave their places up and are not gone yet.
+    leaving: AtomicUsize,
     waiting: Mutex<Vec<Waiting>>,
 }
 
-/// A request that has not begun.
+/// A request that has not begun: what the engine calls its prompts, and what they add to the
+/// tokens that wait.
 #[derive(Debug)]
 struct Waiting {
-    id: RequestId,
+    prompts: Vec<(RequestId, Backlog)>,
     priority: i32,
-    prompt_tokens: usize,
     answers: usize,
-    is_evicted: Arc<AtomicBool>,
+    evicted: Evicted,
 }
+
+impl Waiting {
+    fn first(&self) -> RequestId {
+        self.prompts[0].0
+    }
+
+    fn tokens(&self) -> usize {
+        self.prompts.iter().map(|(_, backlog)| backlog.tokens()).sum()
+    }
+}
+
+/// The prompt tokens with which a request gave its places up, once it did.
+type Evicted = Arc<OnceLock<usize>>;
 
 /// What a request lacks to be let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,6 +54,12 @@ impl Queue {
         self.answers.load(Ordering::Relaxed)
     }
 
+    /// Of `backlog` prompt tokens, as the engine told of them, those that stay: it counts a request
+    /// that gave its places up until its next step has ended.
+    pub fn staying(&self, backlog: usize) -> usize {
+        backlog.saturating_sub(self.leaving.load(Ordering::Relaxed))
+    }
+
     /// Takes places for the answers of a request.
     pub fn take(self: &Arc<Queue>, answers: usize) -> Place {
         self.answers.fetch_add(answers, Ordering::Relaxed);
@@ -47,7 +68,8 @@ impl Queue {
             answers,
             since: Instant::now(),
             waits_as: None,
-            is_evicted: Arc::default(),
+            is_waiting: AtomicBool::new(false),
+            evicted: Evicted::default(),
         }
     }
 
@@ -56,17 +78,19 @@ impl Queue {
     /// were. None, and nothing is taken, where that is not enough.
     pub fn evict(&self, priority: i32, lack: Lack) -> Option<Vec<RequestId>> {
         let mut waiting = self.waiting();
-        waiting.sort_by_key(|waiting| (waiting.priority, waiting.id));
+        waiting.sort_by_key(|waiting| (waiting.priority, waiting.first()));
         let (mut answers, mut tokens, mut left) = (0, 0, waiting.len());
         while answers < lack.answers || tokens < lack.tokens {
             left = left.checked_sub(1).filter(|last| waiting[*last].priority > priority)?;
             answers += waiting[left].answers;
-            tokens += waiting[left].prompt_tokens;
+            tokens += waiting[left].tokens();
         }
         self.answers.fetch_sub(answers, Ordering::Relaxed);
-        let evicted = waiting.drain(left..).map(|waiting| {
-            waiting.is_evicted.store(true, Ordering::Relaxed);
-            waiting.id
+        let evicted = waiting.drain(left..).flat_map(|waiting| {
+            let tokens = waiting.tokens();
+            self.leaving.fetch_add(tokens, Ordering::Relaxed);
+            waiting.evicted.set(tokens).expect("who is in the list was not evicted");
+            waiting.prompts.into_iter().map(|(id, _)| id)
         });
         Some(evicted.collect())
     }
@@ -76,15 +100,16 @@ impl Queue {
     }
 }
 
-/// Places of the answers of one request; dropping it gives them up.
+/// Places of the answers of one request, of all its prompts; dropping it gives them up.
 #[derive(Debug)]
 pub struct Place {
     queue: Arc<Queue>,
     answers: usize,
     since: Instant,
-    /// Its name among those that wait.
+    /// Its name among those that wait, where it is one of them.
     waits_as: Option<RequestId>,
-    is_evicted: Arc<AtomicBool>,
+    is_waiting: AtomicBool,
+    evicted: Evicted,
 }
 
 impl Place {
@@ -93,23 +118,27 @@ impl Place {
         self.since
     }
 
-    /// The request waits: until it has begun, one of a lower number may take its places.
-    pub fn wait(&mut self, id: RequestId, priority: i32, prompt_tokens: usize) {
-        let (answers, is_evicted) = (self.answers, Arc::clone(&self.is_evicted));
-        self.waits_as = Some(id);
-        self.queue.waiting().push(Waiting { id, priority, prompt_tokens, answers, is_evicted });
+    /// The request waits, with these prompts: until one of them has begun, a request of a lower
+    /// number may take its places.
+    pub fn wait(&mut self, prompts: Vec<(RequestId, Backlog)>, priority: i32) {
+        let (answers, evicted) = (self.answers, Arc::clone(&self.evicted));
+        self.waits_as = prompts.first().map(|(id, _)| *id);
+        self.is_waiting = AtomicBool::new(self.waits_as.is_some());
+        if self.waits_as.is_some() {
+            self.queue.waiting().push(Waiting { prompts, priority, answers, evicted });
+        }
     }
 
     /// The request has begun: nobody takes its places any more.
-    pub fn begin(&mut self) {
-        if let Some(id) = self.waits_as.take() {
-            self.queue.waiting().retain(|waiting| waiting.id != id);
+    pub fn begin(&self) {
+        if self.is_waiting.swap(false, Ordering::Relaxed) {
+            self.queue.waiting().retain(|waiting| Some(waiting.first()) != self.waits_as);
         }
     }
 
     /// Whether another has taken its places.
     pub fn is_evicted(&self) -> bool {
-        self.is_evicted.load(Ordering::Relaxed)
+        self.evicted.get().is_some()
     }
 }
 
@@ -117,9 +146,10 @@ impl Drop for Place {
     fn drop(&mut self) {
         // Nobody evicts what is not in the list, so what is read after it stays.
         self.begin();
-        if !self.is_evicted() {
-            self.queue.answers.fetch_sub(self.answers, Ordering::Relaxed);
-        }
+        match self.evicted.get() {
+            Some(tokens) => self.queue.leaving.fetch_sub(*tokens, Ordering::Relaxed),
+            None => self.queue.answers.fetch_sub(self.answers, Ordering::Relaxed),
+        };
     }
 }
 
@@ -130,10 +160,10 @@ mod tests {
     #[test]
     fn the_latest_of_the_highest_number_gives_its_place_and_none_of_a_lower_or_equal_one() {
         let queue = Arc::new(Queue::default());
-        let mut places: Vec<Place> = [(1, 5), (2, 9), (3, 9), (4, 0)]
+        let places: Vec<Place> = [(1, 5), (2, 9), (3, 9), (4, 0)]
             .map(|(id, priority)| {
                 let mut place = queue.take(1);
-                place.wait(RequestId(id), priority, 100);
+                place.wait(vec![(RequestId(id), Backlog::new(100))], priority);
                 place
             })
             .into();
@@ -148,5 +178,44 @@ mod tests {
         assert_eq!(queue.evict(0, Lack { answers: 1, tokens: 100 }), Some(vec![RequestId(1)]));
         drop(places);
         assert_eq!(queue.answers(), 0);
+    }
+
+    /// Between two steps the engine's figure still has the tokens of who was evicted.
+    #[test]
+    fn evictions_within_one_step_take_no_more_than_each_lacks() {
+        let queue = Arc::new(Queue::default());
+        let mut places: Vec<Place> = [1, 2, 3]
+            .map(|id| {
+                let mut place = queue.take(1);
+                place.wait(vec![(RequestId(id), Backlog::new(100))], 9);
+                place
+            })
+            .into();
+        let stale = 300;
+        let lack = |queue: &Queue, there: usize| Lack {
+            answers: 0,
+            tokens: queue.staying(stale) + there + 100 - 300,
+        };
+        assert_eq!(queue.evict(0, lack(&queue, 0)), Some(vec![RequestId(3)]));
+        assert_eq!(queue.evict(0, lack(&queue, 100)), Some(vec![RequestId(2)]));
+        assert_eq!(queue.staying(stale), 100);
+        places.truncate(1);
+        assert_eq!(queue.staying(100), 100, "who is gone is counted by nobody");
+    }
+
+    #[test]
+    fn a_request_of_several_prompts_gives_all_or_none() {
+        let queue = Arc::new(Queue::default());
+        let of = |ids: [u64; 2]| ids.map(|id| (RequestId(id), Backlog::new(10))).into();
+        let (mut place, mut other) = (queue.take(2), queue.take(2));
+        place.wait(of([1, 2]), 5);
+        other.wait(of([3, 4]), 6);
+        other.begin();
+        let both = Lack { answers: 1, tokens: 20 };
+        assert_eq!(queue.evict(0, both), Some(vec![RequestId(1), RequestId(2)]));
+        assert_eq!(queue.answers(), 2);
+        drop(place);
+        assert_eq!((queue.answers(), queue.staying(7)), (2, 7));
+        assert_eq!(queue.evict(0, both), None, "it has begun");
     }
 }

@@ -152,3 +152,24 @@ fn an_answer_bears_the_name_that_its_client_gave() {
         assert_eq!(error["error"]["param"], "request_id", "{error}");
     }
 }
+
+#[test]
+fn a_refused_request_has_the_name_of_its_body_too() {
+    let server = Server::start(&[]);
+    let said = json!([{ "role": "user", "content": "Hi" }]);
+    for (path, mut body) in [
+        ("/v1/completions", json!({ "prompt": "Once", "temperature": 11 })),
+        ("/v1/completions", json!({})),
+        ("/v1/chat/completions", json!({ "messages": said, "max_tokens": 1_000_000, "n": 0 })),
+        ("/v1/messages", json!({ "messages": said, "max_tokens": 0 })),
+    ] {
+        body["request_id"] = "mine".into();
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 400, "{path}");
+        assert_eq!(reply.header("x-request-id"), Some("mine"), "{path}");
+        let error = reply.json();
+        if path == "/v1/messages" {
+            assert_eq!(error["request_id"], "mine", "{error}");
+        }
+    }
+}

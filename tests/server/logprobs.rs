@@ -214,3 +214,65 @@ fn logprobs_of_a_prompt_that_cannot_be_had_are_refused_by_name() {
         assert_eq!(reply.json()["error"]["param"], "prompt_logprobs");
     }
 }
+
+/// All choices have the entries of their prompt until they are sent: many times a long prompt is
+/// more than a server should hold for one request.
+#[test]
+fn more_entries_of_prompts_than_a_request_may_have_are_refused_by_name() {
+    let server = Server::start(&[]);
+    let long = json!(vec![5; 1000]);
+    for (fields, param) in [
+        (json!({ "prompt": long, "n": 16, "echo": true, "logprobs": 20 }), "logprobs"),
+        (json!({ "prompt": long, "n": 16, "prompt_logprobs": 20 }), "prompt_logprobs"),
+        (json!({ "prompt": vec![long.clone(); 13], "echo": true, "logprobs": 20 }), "logprobs"),
+    ] {
+        let reply = ask(&server, fields);
+        assert_eq!(reply.status, 400, "{param}");
+        let error = reply.json();
+        assert_eq!(error["error"]["param"], param, "{error}");
+        assert_eq!(error["error"]["code"], "invalid_value");
+    }
+    // One of each is let in.
+    let one = json!({ "prompt": long, "echo": true, "logprobs": 20, "max_tokens": 1 });
+    assert_eq!(numbers(&choices(&server, one)[0]["logprobs"]["token_logprobs"]).len(), 1001);
+}
+
+#[test]
+fn every_choice_of_a_prompt_of_one_token_has_its_place_in_the_logprobs_once() {
+    let server = Server::start(&[]);
+    let fields = json!({ "prompt": [5], "n": 2, "echo": true, "logprobs": 1, "ignore_eos": true });
+    for choice in choices(&server, fields.clone()) {
+        let values = numbers(&choice["logprobs"]["token_logprobs"]);
+        assert_eq!(values.len(), 1 + 4, "{choice}");
+        assert!(values[0].is_none() && values[1..].iter().all(Option::is_some), "{choice}");
+    }
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    let mut counts = [0, 0];
+    for (_, chunk) in ask(&server, streamed).events() {
+        for choice in chunk["choices"].as_array().into_iter().flatten() {
+            let index = choice["index"].as_u64().expect("an index") as usize;
+            counts[index] += numbers(&choice["logprobs"]["token_logprobs"]).len();
+        }
+    }
+    assert_eq!(counts, [5, 5]);
+}
+
+/// A request that only wants its prompt back computes nothing, and is held against the same rules.
+#[test]
+fn an_echo_of_nothing_but_the_prompt_is_refused_as_any_request_is() {
+    let server = Server::start(&[]);
+    for (fields, param) in [
+        (json!({ "prompt": vec![5; 9000] }), "prompt"),
+        (json!({ "prompt": "Once", "priority": 1 }), "priority"),
+        (json!({ "prompt": [999_999] }), "prompt"),
+    ] {
+        let mut body = json!({ "echo": true, "max_tokens": 0 });
+        body.as_object_mut().expect("fields").extend(fields.as_object().expect("fields").clone());
+        let reply = ask(&server, body);
+        assert_eq!(reply.status, 400, "{param}");
+        assert_eq!(reply.json()["error"]["param"], param);
+    }
+    let all = json!({ "prompt": vec![5; 8192], "echo": true, "max_tokens": 0 });
+    assert_eq!(choices(&server, all)[0]["finish_reason"], "length");
+}

@@ -101,6 +101,66 @@ fn a_long_backlog_makes_room_as_a_full_queue_does() {
     });
 }
 
+/// What is kept of a prompt is not among the tokens that wait, and so frees none of them.
+#[test]
+fn who_gives_way_counts_with_what_it_adds_to_the_backlog() {
+    let story = "Once upon a time there was a dog who liked to run in the park. ".repeat(20);
+    let (priority, limit) =
+        (["--scheduling-policy", "priority"], ["--max-num-queued-tokens", "800"]);
+    let server = Server::start(&[["--max-num-seqs", "1"], priority, limit].concat());
+    let tokens = server.post("/tokenize", &json!({ "prompt": story })).json()["count"].as_u64();
+    let tokens = tokens.expect("a count");
+    assert!((300..390).contains(&tokens), "two fit, two and a half do not: {tokens}");
+    assert_eq!(server.post(TEXT, &short(json!({ "prompt": story }))).status, 200);
+    let mut body = endless();
+    body["priority"] = (-9).into();
+    let mut running = server.post(TEXT, &body);
+    running.piece().expect("a token");
+    thread::scope(|scope| {
+        let ask = |text: String, priority: i32, count: usize| {
+            let body = short(json!({ "prompt": text, "priority": priority }));
+            let server = &server;
+            let asked = scope.spawn(move || server.post(TEXT, &body));
+            server.wait_for_load("it to wait", |load| load["answers"] == count);
+            asked
+        };
+        let unknown = ask(format!("Then {story}"), 5, 2);
+        let known = ask(story.clone(), 9, 3);
+        server.wait_for_load("what is known", |load| {
+            load["prompt_backlog"].as_u64().is_some_and(|backlog| backlog < tokens + 150)
+        });
+        let better = ask(format!("Now {story}{}", &story[..story.len() / 2]), 1, 2);
+        assert_eq!(known.join().expect("an answer").status, 503, "it is the worst");
+        assert_eq!(unknown.join().expect("an answer").status, 503, "the worst was not enough");
+        drop(running);
+        assert_eq!(better.join().expect("an answer").status, 200);
+    });
+}
+
+#[test]
+fn a_request_of_several_prompts_that_is_refused_ends_nobody() {
+    let (server, running) =
+        busy(&["--scheduling-policy", "priority", "--max-num-queued-reqs", "3"]);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| server.post(TEXT, &short(json!({ "priority": 9 }))));
+        server.wait_for_load("it to wait", |load| load["answers"] == 2);
+        let more = json!({ "prompt": ["One", "Two", "Three"], "priority": 1 });
+        assert_eq!(server.post(TEXT, &short(more)).json()["error"]["code"], "queue_full");
+        let never = json!({ "prompt": [[5], [999_999]], "priority": 1 });
+        assert_eq!(server.post(TEXT, &short(never)).status, 400);
+        assert_eq!(server.get("/load").json()["answers"], 2);
+        assert!(!waits.is_finished());
+        // Two find room, if the worst gives way.
+        let two = json!({ "prompt": ["One", "Two"], "priority": 1 });
+        let two = scope.spawn(|| server.post(TEXT, &short(two)));
+        assert_eq!(waits.join().expect("an answer").status, 503);
+        drop(running);
+        let answer = two.join().expect("an answer").json();
+        assert_eq!(answer["choices"].as_array().map(Vec::len), Some(2), "{answer}");
+    });
+    server.wait_until_idle();
+}
+
 #[test]
 fn priorities_are_for_servers_that_have_them() {
     let server = Server::start(&[]);
@@ -147,6 +207,30 @@ fn who_waits_or_runs_for_longer_than_it_wants_to_is_told_so() {
         (&json!("length"), &json!("timeout"))
     );
     assert!(choice["text"].as_str().is_some_and(|text| !text.is_empty()));
+    server.wait_until_idle();
+}
+
+/// What is waited for behind the head of the answer has its time limits all the same.
+#[test]
+fn who_waits_behind_the_first_keep_alive_is_told_too() {
+    let (server, running) = busy(&["--sse-keep-alive", "0.1"]);
+    let routes = [
+        (TEXT, json!({ "prompt": "A fox" })),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "Hi" }] })),
+        ("/v1/messages", json!({ "messages": [{ "role": "user", "content": "Hi" }] })),
+    ];
+    let model = server.get("/v1/models").json()["data"][0]["id"].clone();
+    for (path, mut body) in routes {
+        body["model"] = model.clone();
+        body["max_tokens"] = 2.into();
+        body["max_queue_ms"] = 500.into();
+        let start = Instant::now();
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 503, "{path}");
+        let took = start.elapsed();
+        assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(60), "{took:?}");
+    }
+    drop(running);
     server.wait_until_idle();
 }
 

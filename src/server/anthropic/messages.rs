@@ -16,6 +16,7 @@ use crate::server::app::Shared;
 use crate::server::body::Body;
 use crate::server::conversation::{Conversation, Prompt};
 use crate::server::error::ApiError;
+use crate::server::fields::Fields;
 use crate::server::guard::RequestName;
 use crate::server::openai::Ignored;
 use crate::server::params::{self, Common};
@@ -27,15 +28,25 @@ pub async fn handle(
     State(app): State<Shared>,
     Extension(name): Extension<RequestName>,
     headers: HeaderMap,
-    Body(fields): Body,
+    Body(mut fields): Body,
+) -> Result<Response, ApiError> {
+    let name = params::name(name, &mut fields)?;
+    let answer = answer(app, &name, &headers, fields).await;
+    Ok(name.tell(answer.into_response()))
+}
+
+async fn answer(
+    app: Shared,
+    name: &RequestName,
+    headers: &HeaderMap,
+    fields: Fields,
 ) -> Result<Response, ApiError> {
     let mut fields = request::chat(fields)?;
     let model = app.model_name(Some(fields.need("model")?))?;
     let conversation = Conversation::take(&app, &mut fields)?;
     let constraint = structure::take(&mut fields)?;
-    let mut common = params::take(&app, &mut fields, &headers)?;
+    let mut common = params::take(&app, &mut fields, headers)?;
     common.request.constraint = constraint;
-    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
     let stream = common.delivery.stream;
     let mut message = Message::submit(&app, model, name.id.clone(), &conversation, common)?;
@@ -45,7 +56,7 @@ pub async fn handle(
     } else {
         Json(message.collect().await?).into_response()
     };
-    Ok(ignored.tell(name.tell(response)))
+    Ok(ignored.tell(response))
 }
 
 /// Counts the tokens of a conversation.

@@ -33,23 +33,33 @@ pub async fn handle(
     headers: HeaderMap,
     Body(mut fields): Body,
 ) -> Result<Response, ApiError> {
+    let name = params::name(name, &mut fields)?;
+    let answer = answer(app, &name, &headers, fields).await;
+    Ok(name.tell(answer.into_response()))
+}
+
+async fn answer(
+    app: Shared,
+    name: &RequestName,
+    headers: &HeaderMap,
+    mut fields: Fields,
+) -> Result<Response, ApiError> {
     let model = app.model_name(fields.take("model")?)?;
     let conversation = Conversation::take(&app, &mut fields)?;
     let logprobs = logprobs(&app, &mut fields)?;
     let constraint = structure::take(&mut fields)?;
-    let mut common = params::take(&app, &mut fields, &headers)?;
+    let mut common = params::take(&app, &mut fields, headers)?;
     common.request.sampling.logprobs = logprobs;
     common.request.constraint = constraint;
-    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
-    let mut chat = Chat::submit(&app, model, &name, &conversation, common)?;
+    let mut chat = Chat::submit(&app, model, name, &conversation, common)?;
     chat.answers.begin(app.patience()).await?;
     let response = if chat.envelope.delivery.stream {
         sse::response(Chunks::new(chat, String::new()), app.config.sse_keep_alive)
     } else {
         Json(chat.collect().await?).into_response()
     };
-    Ok(ignored.tell(name.tell(response)))
+    Ok(ignored.tell(response))
 }
 
 /// Whether logprobs are wanted, and how many alternatives beside each token.

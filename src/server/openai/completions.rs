@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Serialize;
 use serde_json::Value;
+use tokio::task::block_in_place;
 
 use super::Ignored;
 use super::chunks::{Chunks, Envelope, Told};
@@ -29,12 +30,27 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// Most alternatives of a token by the API's own rules; the server's limit may be lower.
 const MAX_LOGPROBS: usize = 20;
 
+/// Most entries of logprobs of the prompts of a request, in all its choices: a token with its
+/// alternatives has one for each. They are some hundred bytes each until they are sent.
+const MAX_PROMPT_ENTRIES: usize = 250_000;
+
 /// Completes prompts.
 pub async fn handle(
     State(app): State<Shared>,
     Extension(name): Extension<RequestName>,
     headers: HeaderMap,
     Body(mut fields): Body,
+) -> Result<Response, ApiError> {
+    let name = params::name(name, &mut fields)?;
+    let answer = answer(app, &name, &headers, fields).await;
+    Ok(name.tell(answer.into_response()))
+}
+
+async fn answer(
+    app: Shared,
+    name: &RequestName,
+    headers: &HeaderMap,
+    mut fields: Fields,
 ) -> Result<Response, ApiError> {
     let model = app.model_name(fields.take("model")?)?;
     let echo = fields.or("echo", false)?;
@@ -44,7 +60,7 @@ pub async fn handle(
     let adds_specials = fields.or("add_special_tokens", true)?;
     let constraint = structure::take(&mut fields)?;
     let prompts = prompts::take(&mut fields)?;
-    let mut common = params::take(&app, &mut fields, &headers)?;
+    let mut common = params::take(&app, &mut fields, headers)?;
     common.request.sampling.logprobs = logprobs;
     common.request.constraint = constraint;
     let echo = Echo { text: echo, logprobs: logprobs.filter(|_| echo), of_prompt };
@@ -53,12 +69,12 @@ pub async fn handle(
         let message = "prompt_logprobs is not supported with stream; use echo with logprobs";
         return Err(ApiError::unsupported("prompt_logprobs", message));
     }
-    let name = name.or_of_body(common.request_id.as_ref());
     let ignored = Ignored::of(&app, fields)?;
     let form = (adds_specials, common.kept_tokens);
     let prompts = prompts.into_iter().map(|prompt| prompt.encode(&app, form, echo.text));
-    let prompts = prompts.collect::<Result<_, _>>()?;
-    let mut completion = Completion::submit(&app, model, &name, prompts, common, echo)?;
+    let prompts: Vec<Encoded> = prompts.collect::<Result<_, _>>()?;
+    check_entries(&prompts, common.request.n, echo)?;
+    let mut completion = Completion::submit(&app, model, name, prompts, common, echo)?;
     completion.answers.begin(app.patience()).await?;
     let response = if completion.envelope.delivery.stream {
         let first = completion.news_at_once();
@@ -66,7 +82,7 @@ pub async fn handle(
     } else {
         Json(completion.collect().await?).into_response()
     };
-    Ok(ignored.tell(name.tell(response)))
+    Ok(ignored.tell(response))
 }
 
 /// A number of alternatives; true is none of them, as in chats.
@@ -92,6 +108,23 @@ fn check_top(app: &App, field: &str, wanted: usize) -> Result<usize, ApiError> {
         return Err(ApiError::value(field, format!("{field} is {wanted}, allowed: 0 to {most}")));
     }
     Ok(wanted)
+}
+
+/// Refuses logprobs of prompts that would take too much memory.
+fn check_entries(prompts: &[Encoded], n: usize, echo: Echo) -> Result<(), ApiError> {
+    let of_token = |top: Option<usize>| top.map_or(0, |top| top + 1);
+    let (echoed, told) = (of_token(echo.logprobs), of_token(echo.of_prompt));
+    let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let entries = tokens * n * (echoed + told);
+    if entries <= MAX_PROMPT_ENTRIES {
+        return Ok(());
+    }
+    let field = if told > 0 { "prompt_logprobs" } else { "logprobs" };
+    let message = format!(
+        "{field}: {tokens} prompt tokens in {n} choices, each with its alternatives, are {entries} \
+         entries, allowed: {MAX_PROMPT_ENTRIES}"
+    );
+    Err(ApiError::value(field, message))
 }
 
 /// The completions of one request in the making.
@@ -156,7 +189,7 @@ impl Completion {
             return Err(ApiError::value("max_tokens", message));
         }
         let n = request.n;
-        let (mut all, mut choices, mut told) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut requests, mut choices, mut told) = (Vec::new(), Vec::new(), Vec::new());
         for Encoded { ids, text } in prompts {
             let choice = || Choice {
                 text: text.clone(),
@@ -174,22 +207,20 @@ impl Completion {
                 told.push(ids.clone());
             }
             let mut request = Request { prompt: ids, ..request.clone() };
-            if max_tokens == Some(0) && !echo.has_logprobs() {
-                // Nothing is generated; what could not run is refused all the same.
-                request
-                    .check(app.model.vocab_size)
-                    .map_err(|e| ApiError::value(e.field, e.to_string()))?;
-                continue;
-            }
             let default = Some(DEFAULT_MAX_TOKENS);
             let room = params::room(app, prompt_tokens, max_tokens, default);
             request.max_tokens = room.map_err(|error| error.of("prompt"))?;
-            let mut answers = Answers::new(app.submit(request, &name.id)?, prompt_tokens, patience);
-            if !all.is_empty() {
-                answers.stay();
+            if max_tokens == Some(0) && !echo.has_logprobs() {
+                // Nothing is computed; what could not be scored is refused all the same.
+                request.prompt_logprobs = Some(0);
+                block_in_place(|| app.engine.check(&request))?;
+                continue;
             }
-            all.push(answers);
+            requests.push(request);
         }
+        let prompt_tokens: Vec<usize> = requests.iter().map(|r| r.prompt.len()).collect();
+        let live = app.submit_all(requests, &name.id)?.into_iter().zip(prompt_tokens);
+        let all: Vec<_> = live.map(|(live, tokens)| Answers::new(live, tokens, patience)).collect();
         if all.is_empty() {
             for choice in &mut choices {
                 choice.finish = Some(("length", Value::Null));
@@ -217,9 +248,13 @@ impl Completion {
         };
         if let Some(scores) = &event.prompt_logprobs {
             let ids = &self.prompts[prompt];
-            for choice in &mut self.choices[prompt * self.n..(prompt + 1) * self.n] {
-                choice.take_scores(names, ids, scores, self.echo);
-            }
+            let choices = &mut self.choices[prompt * self.n..(prompt + 1) * self.n];
+            // Some hundred thousand entries take a while.
+            block_in_place(|| {
+                for choice in choices.iter_mut().filter(|choice| choice.is_held) {
+                    choice.take_scores(names, ids, scores, self.echo);
+                }
+            });
         }
         let index = prompt * self.n + event.choice;
         let choice = &mut self.choices[index];
