@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::program::program;
 
 /// What takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A server, for as long as it is held.
 pub struct Server {
