@@ -41,9 +41,10 @@ pub fn gemm_add(cpu: &Cpu, x: Rows<'_>, w: Panels<'_>, narrow: &mut NarrowRows, 
         return each(cpu, x, [Product { w: &[w], out }], narrow, true);
     }
     // Chains wait in their outputs between blocks of inputs, where something is already.
-    let mut sums = narrow.take_sums(x.count() * w.rows());
-    gemm(cpu, x, w, narrow, RowsMut::new(&mut sums[..x.count() * w.rows()], w.rows()));
-    activation::add(cpu, out, Rows::new(&sums[..x.count() * w.rows()], w.rows()));
+    let len = x.count() * w.rows();
+    let mut sums = narrow.take_sums(len);
+    gemm(cpu, x, w, narrow, RowsMut::new(&mut sums[..len], w.rows()));
+    activation::add(cpu, out, Rows::new(&sums[..len], w.rows()));
     narrow.give_sums(sums);
 }
 

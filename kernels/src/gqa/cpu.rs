@@ -275,6 +275,23 @@ enum TileOf<'a, E> {
     Widened(Tile<'a, f32>),
 }
 
+/// What attends a part, whatever its rows are stored as.
+trait OverRows<'a>: Sized {
+    fn part(&self) -> &Part<'a>;
+
+    /// Over rows that are stored as `E`, tiles of which are widened first if `WIDEN`.
+    fn attend<S: Simd, E: Element, const WIDEN: bool>(self, s: S);
+}
+
+#[inline(always)]
+fn attend_stored<'a, S: Simd>(s: S, rows: impl OverRows<'a>) {
+    match rows.part().job.paged.place.dtype {
+        KvDtype::F32 => rows.attend::<S, f32, false>(s),
+        KvDtype::Bf16 if rows.part().widens() => rows.attend::<S, bf16, true>(s),
+        KvDtype::Bf16 => rows.attend::<S, bf16, false>(s),
+    }
+}
+
 /// A part, over all that its rows see.
 struct Whole<'a> {
     part: Part<'a>,
@@ -288,15 +305,15 @@ impl Kernel for Whole<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.part.job.paged.place.dtype {
-            KvDtype::F32 => self.attend::<S, f32, false>(s),
-            KvDtype::Bf16 if self.part.widens() => self.attend::<S, bf16, true>(s),
-            KvDtype::Bf16 => self.attend::<S, bf16, false>(s),
-        }
+        attend_stored(s, self);
     }
 }
 
-impl Whole<'_> {
+impl<'a> OverRows<'a> for Whole<'a> {
+    fn part(&self) -> &Part<'a> {
+        &self.part
+    }
+
     #[inline(always)]
     fn attend<S: Simd, E: Element, const WIDEN: bool>(self, s: S) {
         let Whole { part, mut scratch, out, stride } = self;
@@ -334,15 +351,15 @@ impl Kernel for Segment<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        match self.part.job.paged.place.dtype {
-            KvDtype::F32 => self.attend::<S, f32, false>(s),
-            KvDtype::Bf16 if self.part.widens() => self.attend::<S, bf16, true>(s),
-            KvDtype::Bf16 => self.attend::<S, bf16, false>(s),
-        }
+        attend_stored(s, self);
     }
 }
 
-impl Segment<'_> {
+impl<'a> OverRows<'a> for Segment<'a> {
+    fn part(&self) -> &Part<'a> {
+        &self.part
+    }
+
     #[inline(always)]
     fn attend<S: Simd, E: Element, const WIDEN: bool>(self, s: S) {
         let Segment { part, unit, mut scratch, parts } = self;

@@ -20,7 +20,7 @@ use crate::attention::{
 use crate::device::Cpu;
 use crate::gemm::inputs::Inputs;
 use crate::panels::Panels;
-use crate::quant::{GROUP_LEN, Group, quantize_row};
+use crate::quant::{GROUP_LEN, Group, quantize_rows};
 use crate::rows::{Rows, RowsMut};
 use crate::scratch::{Pieces, Scratch, take};
 use crate::simd::{Element, Kernel, Simd};
@@ -206,16 +206,13 @@ unsafe fn multiply(
     scratch: &mut [f32],
     out: (*mut f32, usize),
 ) {
-    let per_row = x.width().div_ceil(GROUP_LEN);
     let inputs = match w {
         Panels::Stored(_) => Inputs::Stored(x),
         Panels::Quantized(_) => {
             let scratch = &mut scratch[..x.count() * Group::scratch_len(x.width())];
             let groups: &mut [Group] = cast_slice_mut(scratch);
-            for (i, groups) in groups.chunks_exact_mut(per_row).enumerate() {
-                quantize_row(cpu, x.row(i), groups);
-            }
-            Inputs::Int8(groups, per_row)
+            quantize_rows(cpu, x, groups);
+            Inputs::Int8(groups, x.width().div_ceil(GROUP_LEN))
         }
     };
     // SAFETY: the caller's promise.

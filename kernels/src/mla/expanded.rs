@@ -13,8 +13,8 @@ use crate::device::Cpu;
 use crate::gemm::strip::Multiply;
 use crate::panels::Panels;
 use crate::quant::strip::MultiplyInt8;
-use crate::quant::{GROUP_LEN, Group, quantize_row};
-use crate::rows::RowsMut;
+use crate::quant::{GROUP_LEN, Group, quantize_rows};
+use crate::rows::{Rows, RowsMut};
 use crate::scratch::{Scratch, take};
 use crate::simd::{Kernel, Simd};
 use crate::span::{BLOCK_LEN, Span};
@@ -157,10 +157,7 @@ impl Expanded<'_> {
         assert!(self.rows.len() >= rows * nope && self.values.len() >= rows * dv);
         let groups = &mut self.narrow[..rows * rank.div_ceil(GROUP_LEN)];
         if let Panels::Quantized(_) = up[0] {
-            let of_rows = groups.chunks_exact_mut(rank.div_ceil(GROUP_LEN));
-            for (latent, groups) in latents.chunks_exact(row).zip(of_rows) {
-                quantize_row(cpu, &latent[..rank], groups);
-            }
+            quantize_rows(cpu, Rows::new(latents, row).columns(0, rank), groups);
         }
         for (up, out) in up.into_iter().zip([&mut *self.rows, &mut *self.values]) {
             let (latents, out) = ((latents.as_ptr(), row), (out.as_mut_ptr(), up.rows()));

@@ -27,7 +27,7 @@ use crate::matrix::Values;
 use crate::panels::PANEL_LEN;
 
 pub use panels::QuantizedPanels;
-pub(crate) use rows::quantize_row;
+pub(crate) use rows::{quantize_row, quantize_rows};
 pub use weights::pack;
 
 /// Inputs that share a scale.

@@ -2,6 +2,7 @@
 
 use super::{GROUP_LEN, Group, ROUNDING, naive};
 use crate::device::Cpu;
+use crate::rows::Rows;
 use crate::simd::{Kernel, Simd};
 
 /// Quantises values to whole groups.
@@ -11,6 +12,18 @@ use crate::simd::{Kernel, Simd};
 pub(crate) fn quantize_row(cpu: &Cpu, x: &[f32], groups: &mut [Group]) {
     assert_eq!(x.len().div_ceil(GROUP_LEN), groups.len(), "groups for another row");
     cpu.isa.run(Quantize { x, groups });
+}
+
+/// Quantises rows on this thread: whole groups for each, row after row.
+///
+/// # Panics
+/// When there are not as many groups.
+pub(crate) fn quantize_rows(cpu: &Cpu, x: Rows<'_>, groups: &mut [Group]) {
+    let per_row = x.width().div_ceil(GROUP_LEN);
+    assert_eq!(x.count() * per_row, groups.len(), "groups for other rows");
+    for (i, groups) in groups.chunks_exact_mut(per_row).enumerate() {
+        quantize_row(cpu, x.row(i), groups);
+    }
 }
 
 struct Quantize<'a> {
