@@ -420,14 +420,8 @@ fn mla_matches_the_oracle_in_both_forms() {
                     oracle_tolerance(place),
                     |out| mla::naive::attend(shape, inputs, paged, RowsMut::new(out, width)),
                     |cpu, out| {
-                        let mut scratch =
-                            Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, t));
-                        scratch.fill(f32::NAN);
-                        let out = RowsMut::new(out, width);
                         let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
-                        let mut work = mla::Workspace::new(shape, t);
-                        work.fill(f32::NAN);
-                        mla::attend(cpu, inputs, paged, &mut scratch, &mut work, out);
+                        out.copy_from_slice(&attended_mla(cpu, shape, inputs, paged));
                     },
                 );
             }
@@ -486,12 +480,7 @@ fn paged_gqa_matches_the_oracle() {
                 oracle_tolerance(place),
                 |out| gqa::naive::attend(shape, q, paged, RowsMut::new(out, width)),
                 |cpu, out| {
-                    let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
-                    scratch.fill(f32::NAN);
-                    let mut work = gqa::Workspace::new(shape, q.count());
-                    work.fill(f32::NAN);
-                    let out = RowsMut::new(out, width);
-                    gqa::attend(cpu, shape, q, paged, &mut scratch, &mut work, out);
+                    out.copy_from_slice(&attended_gqa(cpu, shape, q, paged));
                 },
             );
         }
@@ -1263,14 +1252,8 @@ fn attention_over_several_segments_matches_its_definition() {
         let mut expected = poisoned(last * width);
         mla::naive::attend(shape, inputs, paged, RowsMut::new(&mut expected, width));
         for cpu in cpus() {
-            let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, last));
-            scratch.fill(f32::NAN);
-            let mut out = poisoned(last * width);
-            let rows = RowsMut::new(&mut out, width);
             let inputs = mla::Inputs { q: inputs.q, up: &packed_up };
-            let mut work = mla::Workspace::new(shape, last);
-            work.fill(f32::NAN);
-            mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, rows);
+            let out = attended_mla(&cpu, shape, inputs, paged);
             let what = format!("{}, {place:?}", cpu.isa.name());
             assert_close(&what, &out, &expected, 1e-5);
         }
@@ -1317,14 +1300,8 @@ fn a_quantised_up_projection_matches_its_definition_in_both_forms() {
             let what = format!("{}, {shape:?}", quantization.as_str());
             assert_close(&format!("{what}: the definition"), &expected, &exact, loss);
             for cpu in cpus() {
-                let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, rows));
-                scratch.fill(f32::NAN);
-                let mut work = mla::Workspace::new(shape, rows);
-                work.fill(f32::NAN);
-                let mut out = poisoned(rows * width);
                 let inputs = mla::Inputs { q, up: &packed_up };
-                let target = RowsMut::new(&mut out, width);
-                mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, target);
+                let out = attended_mla(&cpu, shape, inputs, paged);
                 // Another order of sums may round a latent to the next of its 255 values.
                 assert_close(&format!("{what}, {}", cpu.isa.name()), &out, &expected, 5e-4);
             }
@@ -1365,14 +1342,8 @@ fn absorbed_heads_keep_their_bits_in_any_company() {
             let mut first: Option<Vec<f32>> = None;
             for threads in [1, 2, 3, 7] {
                 let cpu = Cpu::new(isa, threads).expect("threads start");
-                let mut scratch = Scratch::new(threads, mla::scratch_len(shape, rows));
-                scratch.fill(f32::NAN);
-                let mut work = mla::Workspace::new(shape, rows);
-                work.fill(f32::NAN);
-                let mut out = poisoned(rows * width);
                 let inputs = mla::Inputs { q, up: &packed_up };
-                let target = RowsMut::new(&mut out, width);
-                mla::attend(&cpu, inputs, paged, &mut scratch, &mut work, target);
+                let out = attended_mla(&cpu, shape, inputs, paged);
                 let what =
                     format!("{heads} heads, {rows} rows, {place:?}, {}, {threads}", isa.name());
                 assert_close(&what, &out, &expected, 1e-5);
@@ -1381,6 +1352,36 @@ fn absorbed_heads_keep_their_bits_in_any_company() {
             }
         }
     }
+}
+
+/// What every row attends to, from memory that is poisoned.
+fn attended_gqa(cpu: &Cpu, shape: gqa::Shape, q: Rows<'_>, paged: Paged<'_>) -> Vec<f32> {
+    let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
+    scratch.fill(f32::NAN);
+    let mut work = gqa::Workspace::new(shape, q.count());
+    work.fill(f32::NAN);
+    let mut out = poisoned(q.count() * q.width());
+    let target = RowsMut::new(&mut out, q.width());
+    gqa::attend(cpu, shape, q, paged, &mut scratch, &mut work, target);
+    out
+}
+
+/// The same of latent attention.
+fn attended_mla(
+    cpu: &Cpu,
+    shape: mla::Shape,
+    inputs: mla::Inputs<'_, &mla::Up>,
+    paged: Paged<'_>,
+) -> Vec<f32> {
+    let rows = inputs.q.count();
+    let mut scratch = Scratch::new(cpu.gang.threads(), mla::scratch_len(shape, rows));
+    scratch.fill(f32::NAN);
+    let mut work = mla::Workspace::new(shape, rows);
+    work.fill(f32::NAN);
+    let width = shape.heads * shape.value_dim;
+    let mut out = poisoned(rows * width);
+    mla::attend(cpu, inputs, paged, &mut scratch, &mut work, RowsMut::new(&mut out, width));
+    out
 }
 
 /// Keys and values of `len` positions, `[len][kv_heads * head_dim]`, in an arena.
@@ -1428,14 +1429,7 @@ fn grouped_attention_matches_its_definition_and_rows_keep_their_bits() {
             );
             for cpu in cpus() {
                 let attend = |q: &[f32], paged: Paged<'_>| {
-                    let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
-                    scratch.fill(f32::NAN);
-                    let mut out = poisoned(q.len());
-                    let (q, target) = (Rows::new(q, width), RowsMut::new(&mut out, width));
-                    let mut work = gqa::Workspace::new(shape, q.count());
-                    work.fill(f32::NAN);
-                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
-                    out
+                    attended_gqa(&cpu, shape, Rows::new(q, width), paged)
                 };
                 let what = format!("{shape:?}, {rows} rows, {place:?}, {}", cpu.isa.name());
                 let out = attend(&q, all);
@@ -1479,13 +1473,7 @@ fn grouped_rows_keep_their_bits_however_many_threads_share_their_segments() {
                 let mut first: Option<Vec<f32>> = None;
                 for threads in [1, 2, 3, 7] {
                     let cpu = Cpu::new(isa, threads).expect("threads start");
-                    let mut scratch = Scratch::new(threads, gqa::scratch_len(shape));
-                    scratch.fill(f32::NAN);
-                    let mut work = gqa::Workspace::new(shape, 2 * rows);
-                    work.fill(f32::NAN);
-                    let mut out = poisoned(2 * rows * width);
-                    let target = RowsMut::new(&mut out, width);
-                    gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
+                    let out = attended_gqa(&cpu, shape, q, paged);
                     let what = format!("{shape:?}, {rows} rows, {place:?}, {}", isa.name());
                     assert_close(&what, &out, &expected, 1e-5);
                     let first = first.get_or_insert_with(|| out.clone());
@@ -1531,12 +1519,7 @@ fn rows_kept_in_bf16_are_rounded_before_attention_reads_them() {
         let q = Rows::new(&q, 12);
         gqa::naive::attend(shape, q, paged, RowsMut::new(&mut all[0], 12));
         for cpu in cpus() {
-            let mut scratch = Scratch::new(cpu.gang.threads(), gqa::scratch_len(shape));
-            let mut out = poisoned(3 * 12);
-            let target = RowsMut::new(&mut out, 12);
-            let mut work = gqa::Workspace::new(shape, 3);
-            gqa::attend(&cpu, shape, q, paged, &mut scratch, &mut work, target);
-            all.push(out);
+            all.push(attended_gqa(&cpu, shape, q, paged));
         }
         all
     };
