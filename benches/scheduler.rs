@@ -7,6 +7,8 @@
 #[path = "../tests/support/control.rs"]
 mod control;
 
+use std::time::Duration;
+
 use cpu_time::ThreadTime;
 use deltapool::scheduler::{Prompt, Scheduler, StepReport};
 
@@ -34,7 +36,7 @@ impl Case {
 
     fn step(&mut self) {
         let start = ThreadTime::now();
-        let plan = self.scheduler.plan();
+        let plan = self.scheduler.plan(Duration::ZERO);
         let planned = start.elapsed();
         assert_eq!(plan.draws.len(), self.running);
         control::answer(&plan, &mut self.report);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::str::FromStr;
 use std::thread;
+use std::time::Duration;
 
 /// Rows of a step by default on a CPU.
 pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
@@ -23,6 +24,13 @@ pub const DEFAULT_MEMORY_PERCENT: f64 = 25.0;
 /// Percent of the pages that admission leaves free by default.
 pub const DEFAULT_WATERMARK_PERCENT: f64 = 2.0;
 
+/// Under `sjf`, by how many seconds the cost of a prompt that waits falls in a second by default: a
+/// prompt of ten seconds waits for a minute at most.
+pub const DEFAULT_SJF_AGEING: f64 = 0.2;
+
+/// Tokens from which on a prompt is long by default, where places are kept for such.
+pub const DEFAULT_LONG_PROMPT: usize = 4096;
+
 /// Most threads a gang may have.
 pub const MOST_THREADS: usize = 1024;
 
@@ -33,6 +41,40 @@ pub enum Policy {
     Fcfs,
     /// Lower priority number first, strictly; first come, first served within a number.
     Priority,
+    /// The prompt that takes the least to compute first, unless one has waited long enough.
+    Sjf,
+    /// The programs by turns, each by the tokens that it was served.
+    Fair,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Policy; 4] = [Policy::Fcfs, Policy::Priority, Policy::Sjf, Policy::Fair];
+
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::Fcfs => "fcfs",
+            Policy::Priority => "priority",
+            Policy::Sjf => "sjf",
+            Policy::Fair => "fair",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// When sequences join those that run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// At the next step.
+    Continuous,
+    /// When all that run have ended: the baseline to compare with.
+    Static,
 }
 
 /// How a sequence is pushed out.
@@ -165,6 +207,18 @@ pub struct EngineConfig {
     pub watermark_percent: f64,
     /// Order of service.
     pub policy: Policy,
+    /// Under `sjf`, by how many seconds the cost of a prompt that waits falls in a second; 0 never
+    /// lets a long one pass shorter ones.
+    pub sjf_ageing: f64,
+    /// When sequences join those that run.
+    pub batching: Batching,
+    /// Places that short prompts leave free while a long one waits.
+    pub reserve_long: usize,
+    /// Tokens from which on a prompt is long.
+    pub long_prompt: usize,
+    /// The longest that a sequence that generates should wait for its next token: steps are kept
+    /// so small, and sequences so few, that a step takes no longer.
+    pub slo_itl: Option<Duration>,
     /// How a sequence is pushed out.
     pub preempt: Preempt,
     /// Bytes copied between the tiers per second, for [`Preempt::Auto`]; measured.
@@ -199,6 +253,11 @@ impl Default for EngineConfig {
             host_memory: MemorySize::Percent(DEFAULT_MEMORY_PERCENT),
             watermark_percent: DEFAULT_WATERMARK_PERCENT,
             policy: Policy::Fcfs,
+            sjf_ageing: DEFAULT_SJF_AGEING,
+            batching: Batching::Continuous,
+            reserve_long: 0,
+            long_prompt: DEFAULT_LONG_PROMPT,
+            slo_itl: None,
             preempt: Preempt::Auto,
             link_bytes_per_second: None,
             prefill_tokens_per_second: None,
@@ -286,6 +345,7 @@ impl EngineConfig {
             let reason = "0 to 50 percent of the pages";
             return Err(InvalidLimit::new("--watermark", self.watermark_percent, reason));
         }
+        self.check_order()?;
         for (flag, rate) in [
             ("--link-gbps", self.link_bytes_per_second.map(|bytes| bytes / 1e9)),
             ("--prefill-tokens-per-second", self.prefill_tokens_per_second),
@@ -332,6 +392,28 @@ impl EngineConfig {
         }
         if !(1..=MOST_THREADS).contains(&self.threads) {
             return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));
+        }
+        Ok(())
+    }
+}
+
+impl EngineConfig {
+    /// The limits of who is served when.
+    fn check_order(&self) -> Result<(), InvalidLimit> {
+        let ageing = self.sjf_ageing;
+        if !ageing.is_finite() || ageing < 0.0 {
+            return Err(InvalidLimit::new("--sjf-aging", ageing, "0 or more, finite"));
+        }
+        let most = self.max_num_seqs() - 1;
+        if self.reserve_long > most {
+            let reason = format!("0 to {most}: one place at least is for all (--max-num-seqs)");
+            return Err(InvalidLimit::new("--reserve-long", self.reserve_long, reason));
+        }
+        if self.long_prompt == 0 {
+            return Err(InvalidLimit::new("--long-prompt", 0, "1 token or more"));
+        }
+        if self.slo_itl == Some(Duration::ZERO) {
+            return Err(InvalidLimit::new("--slo-itl-ms", 0, "above 0"));
         }
         Ok(())
     }

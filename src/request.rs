@@ -27,6 +27,9 @@ pub const MAX_STOP_BYTES: usize = 256;
 /// Longest `cache_salt`, in characters.
 pub const MAX_CACHE_SALT: usize = 128;
 
+/// Longest `program_id`, in characters.
+pub const MAX_PROGRAM_ID: usize = 128;
+
 /// Most positions of a `checkpoint_at`.
 pub const MAX_CHECKPOINTS: usize = 64;
 
@@ -75,6 +78,9 @@ pub struct Request {
     pub n: usize,
     /// Lower numbers are served first; only where the policy is `priority`.
     pub priority: Option<i32>,
+    /// The chain or bundle of requests that it is a part of, an agent for example; acts only where
+    /// the policy is `fair`.
+    pub program_id: Option<String>,
     /// Requests with different salts, or with and without one, share nothing that was computed.
     pub cache_salt: Option<String>,
     /// Prompt tokens after which the state is to be kept for later requests that begin alike. Each
@@ -102,6 +108,7 @@ impl Request {
             constraint: None,
             n: 1,
             priority: None,
+            program_id: None,
             cache_salt: None,
             checkpoint_at: Vec::new(),
             tells_start: false,
@@ -139,6 +146,12 @@ impl Request {
                 && !salt.contains(['@', '/', '\\', '\0']);
             require(fits, "cache_salt", format!("{salt:?}"), || {
                 format!("1 to {MAX_CACHE_SALT} characters, none of them @, /, \\ or NUL")
+            })?;
+        }
+        if let Some(program) = &self.program_id {
+            let fits = (1..=MAX_PROGRAM_ID).contains(&program.chars().count());
+            require(fits, "program_id", format!("{program:?}"), || {
+                format!("1 to {MAX_PROGRAM_ID} characters")
             })?;
         }
         let marks = self.checkpoint_at.len();

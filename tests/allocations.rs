@@ -5,6 +5,7 @@
 mod control;
 
 use std::alloc::System;
+use std::time::Duration;
 
 use deltapool::scheduler::{End, Prompt, Scheduler, SequenceId, StepReport};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -43,7 +44,7 @@ fn allocations(scheduler: &mut Scheduler, report: &mut StepReport) -> usize {
     for _ in 0..192 {
         let held = scheduler.device().stats().blocks.held;
         let region = Region::new(ALLOCATOR);
-        let plan = scheduler.plan();
+        let plan = scheduler.plan(Duration::ZERO);
         let planned = region.change();
         control::answer(&plan, report);
         let region = Region::new(ALLOCATOR);

@@ -3,6 +3,8 @@
 #[path = "support/control.rs"]
 mod control;
 
+use std::time::Duration;
+
 use control::{BLOCK_BYTES, SLOT_BYTES, scheduler_of};
 use deltapool::config::{Policy, Preempt};
 use deltapool::scheduler::{
@@ -28,7 +30,7 @@ fn answer(plan: &StepPlan) -> StepReport {
 
 /// One step, after which those end that have the tokens they want. Returns the rows of each.
 fn step(scheduler: &mut Scheduler, want: &dyn Fn(SequenceId) -> usize) -> Vec<(SequenceId, usize)> {
-    let plan = scheduler.plan();
+    let plan = scheduler.plan(Duration::ZERO);
     let rows = plan.spans.iter().map(|span| (span.sequence, span.rows)).collect();
     let report = answer(&plan);
     scheduler.commit(plan, &report);
@@ -218,7 +220,7 @@ fn what_failed_is_not_counted_as_swapped() {
         step(&mut scheduler, &|_| 50);
     }
     scheduler.park(id);
-    let plan = scheduler.plan();
+    let plan = scheduler.plan(Duration::ZERO);
     let mut report = answer(&plan);
     report.failed = std::mem::take(&mut report.finished);
     assert_eq!(report.failed.len(), 1);
@@ -246,7 +248,7 @@ fn kimi_linear_runs_the_sequences_of_the_design() {
             for _ in 0..600 {
                 scheduler.submit(&Prompt::new(&vec![1; tokens], 1)).expect("it fits");
             }
-            let plan = scheduler.plan();
+            let plan = scheduler.plan(Duration::ZERO);
             assert_eq!(scheduler.occupancy().running, expected, "{tokens} tokens");
             let report = answer(&plan);
             scheduler.commit(plan, &report);

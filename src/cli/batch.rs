@@ -67,6 +67,7 @@ A request: {\"prompt\": TEXT} or {\"prompt_ids\": [...]} or {\"messages\": [...]
                       \"json_schema\": {\"schema\": SCHEMA}}
   logprobs            this many alternatives beside each token's own, 0 to 20
   priority            lower first; only with --scheduling-policy priority
+  program_id          the agent or user whose share it is served from, under the policy fair
   cache_salt          requests of different salts share nothing that was computed
   checkpoint_at       tokens of the prompt after which to keep its state: a list of numbers
   arrival_ms          submitted so long after the start; default: at once

@@ -2,14 +2,16 @@
 //! what was derived from them, for people.
 
 use std::fmt;
+use std::time::Duration;
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 use super::output::grouped;
 use crate::config::{
-    CheckpointDtype, DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_PREFILL_FLOOR,
-    DEFAULT_WATERMARK_PERCENT, EngineConfig, MemorySize, Policy, Preempt,
+    Batching, CheckpointDtype, DEFAULT_LONG_PROMPT, DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING, DEFAULT_WATERMARK_PERCENT, EngineConfig, MemorySize,
+    Policy, Preempt,
 };
 use crate::engine::EngineLimits;
 use crate::scheduler::Cost;
@@ -41,6 +43,28 @@ pub struct EngineArgs {
     /// Who is served first.
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = Policy::Fcfs)]
     pub scheduling_policy: Policy,
+    /// Under sjf, seconds of prefill that a prompt is forgiven for each second it waits; 0: none.
+    #[arg(
+        long,
+        value_name = "X",
+        alias = "sjf-ageing",
+        default_value_t = DEFAULT_SJF_AGEING,
+        allow_negative_numbers = true
+    )]
+    pub sjf_aging: f64,
+    /// When sequences join those that run.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Batching::Continuous)]
+    pub batching: Batching,
+    /// Places that short prompts leave free while a long one waits.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub reserve_long: usize,
+    /// Tokens from which on a prompt is long, for --reserve-long.
+    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = DEFAULT_LONG_PROMPT)]
+    pub long_prompt: usize,
+    /// Keep steps so small, and sequences so few, that a next token comes within so many
+    /// milliseconds, as far as can be told from the steps so far.
+    #[arg(long, value_name = "MS", value_parser = parse_milliseconds, allow_negative_numbers = true)]
+    pub slo_itl_ms: Option<Duration>,
     /// What happens to a sequence that is pushed out of the device memory.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Preempt::Auto)]
     pub preempt: Preempt,
@@ -99,6 +123,11 @@ impl EngineArgs {
             host_memory: self.host_memory,
             watermark_percent: self.watermark,
             policy: self.scheduling_policy,
+            sjf_ageing: self.sjf_aging,
+            batching: self.batching,
+            reserve_long: self.reserve_long,
+            long_prompt: self.long_prompt,
+            slo_itl: self.slo_itl_ms,
             preempt: self.preempt,
             link_bytes_per_second: self.link_gbps.map(|gb| gb * 1e9),
             prefill_tokens_per_second: self.prefill_tokens_per_second,
@@ -126,6 +155,14 @@ pub fn parse_tokens(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).ok_or_else(|| "more tokens than can be counted".to_owned())
 }
 
+/// Milliseconds, above 0.
+fn parse_milliseconds(text: &str) -> Result<Duration, String> {
+    let milliseconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    let duration = Duration::try_from_secs_f64(milliseconds / 1e3);
+    let duration = duration.ok().filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| format!("{text} ms; above 0, finite"))
+}
+
 /// A percentage, with or without its sign.
 fn parse_percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
@@ -134,14 +171,32 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 
 impl ValueEnum for Policy {
     fn value_variants<'a>() -> &'a [Policy] {
-        &[Policy::Fcfs, Policy::Priority]
+        &Policy::ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Policy::Fcfs => "first come, first served",
+            Policy::Priority => {
+                "lower priority number first, first come, first served within a number"
+            }
+            Policy::Sjf => "the shortest prompt first, less what is kept of it; see --sjf-aging",
+            Policy::Fair => "the programs (program_id) by turns, by the tokens they were served",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
+    }
+}
+
+impl ValueEnum for Batching {
+    fn value_variants<'a>() -> &'a [Batching] {
+        &[Batching::Continuous, Batching::Static]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Policy::Fcfs => PossibleValue::new("fcfs").help("first come, first served"),
-            Policy::Priority => PossibleValue::new("priority")
-                .help("lower priority number first, first come, first served within a number"),
+            Batching::Continuous => PossibleValue::new("continuous").help("at the next step"),
+            Batching::Static => PossibleValue::new("static")
+                .help("when all that run have ended: a baseline to compare with"),
         })
     }
 }

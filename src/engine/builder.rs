@@ -13,7 +13,7 @@ use super::limits::EngineLimits;
 use super::{Engine, EngineError, probe};
 use crate::config::{EngineConfig, MAX_GHOST_TOKENS, Preempt};
 use crate::models::{Model, ModelFiles};
-use crate::scheduler::{Cost, Limits, Placement, Reuse, Scheduler};
+use crate::scheduler::{Cost, Limits, LongReserve, Placement, Reuse, Scheduler};
 use crate::text::Tokenizer;
 
 /// Builds an [`Engine`].
@@ -135,7 +135,11 @@ impl<'p> EngineBuilder<'p> {
         let device = StatePool::new(Tier::Device, limits.device.clone());
         let host = StatePool::new(Tier::Host, limits.host.clone());
         let scheduler = Scheduler::new(door.limits.clone(), device, host);
-        Ok(Core::new(Arc::new(door), scheduler, wrap(executor)))
+        let mut core = Core::new(Arc::new(door), scheduler, wrap(executor));
+        if let Some(time) = limits.config.slo_itl {
+            core.hold_steps_to(time);
+        }
+        Ok(core)
     }
 
     /// The executor, and what `--preempt auto` weighs, measured where nobody gave it.
@@ -163,6 +167,7 @@ impl<'p> EngineBuilder<'p> {
             block_bytes: limits.device.block_bytes,
             link_bytes_per_second: link,
             tokens_per_second: prefill,
+            pair_seconds: 0.0,
         };
         let executor = limits.executor(cpu, model)?;
         Ok((cost, executor))
@@ -197,6 +202,12 @@ fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Li
         watermark_pages: limits.watermark_pages,
         grid: files.spec.grid(),
         policy: limits.config.policy,
+        sjf_ageing: limits.config.sjf_ageing,
+        batching: limits.config.batching,
+        reserve_long: (limits.config.reserve_long > 0).then_some(LongReserve {
+            places: limits.config.reserve_long,
+            prompt_tokens: limits.config.long_prompt,
+        }),
         preempt: limits.config.preempt,
         cost,
         reuse: limits.config.prefix_cache.then(|| Reuse {

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use checkpoints::TreeStats;
 use state_pool::PoolStats;
@@ -21,6 +21,7 @@ use super::lower::{lower, lower_transfers};
 use super::mask::PendingMask;
 use super::record::{Record, take_scores};
 use super::sampler::Draw;
+use super::slo::{StepControl, StepLoad};
 use super::steps::{StepRecord, StepTotals};
 use super::text::AnswerText;
 use super::view::EngineView;
@@ -79,6 +80,8 @@ pub struct Core<E> {
     events: Vec<(RequestId, Event)>,
     stats: EngineStats,
     last_step: StepRecord,
+    /// Holds steps to a time, if they are to be.
+    control: Option<StepControl>,
 }
 
 impl<E: Executor> Core<E> {
@@ -107,7 +110,13 @@ impl<E: Executor> Core<E> {
             events: Vec::new(),
             stats,
             last_step: StepRecord::default(),
+            control: None,
         }
+    }
+
+    /// Holds steps to `time`, as far as can be told from those before.
+    pub fn hold_steps_to(&mut self, time: Duration) {
+        self.control = Some(StepControl::new(time));
     }
 
     /// Takes a request that the door let through, under a name that no other has; `seed` is used
@@ -116,18 +125,20 @@ impl<E: Executor> Core<E> {
     /// # Panics
     /// When the door would not have let it through, or the name is taken.
     pub fn submit(&mut self, id: RequestId, request: Arc<Request>, seed: u64) -> usize {
+        let now = self.executor.now();
         let prompt = Prompt {
             tokens: &request.prompt,
             max_tokens: request.max_tokens,
             choices: request.n,
             priority: request.priority,
+            submitted: now,
+            program_id: request.program_id.as_deref(),
             cache_salt: request.cache_salt.as_deref(),
             checkpoint_at: &request.checkpoint_at,
             scored_with: request.prompt_logprobs,
         };
         let ids = self.scheduler.submit(&prompt).expect("the door has the scheduler's limits");
         let backlog = self.scheduler.sequence(ids[0]).map_or(0, |leader| leader.backlog());
-        let now = Instant::now();
         for (choice, sequence) in ids.iter().enumerate() {
             let matcher = request.constraint.as_ref().map(|constraint| {
                 let matcher = self.door.grammars.matcher(constraint);
@@ -197,6 +208,11 @@ impl<E: Executor> Core<E> {
         &self.scheduler
     }
 
+    /// Time on the executor's clock.
+    pub fn now(&self) -> Duration {
+        self.executor.now()
+    }
+
     /// The executor.
     pub fn executor_mut(&mut self) -> &mut E {
         &mut self.executor
@@ -217,27 +233,33 @@ impl<E: Executor> Core<E> {
 
     /// Fills in who is where now, and who holds what.
     pub fn view(&self, view: &mut EngineView) {
+        let now = self.executor.now();
         view.take(&self.scheduler, |id| {
             let record = self.records.get(&id)?;
-            Some(((record.id, record.choice), record.submitted))
+            Some(((record.id, record.choice), now.saturating_sub(record.submitted)))
         });
     }
 
     /// One step; returns what happened in it and since the last.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
         if !self.scheduler.is_idle() {
-            let start = Instant::now();
-            let plan = self.scheduler.plan();
+            let start = self.executor.now();
+            let plan = self.scheduler.plan(start);
             let number = self.last_step.number + 1;
             let mut record = StepRecord::of(number, &plan, self.scheduler.blocked());
+            let load = StepLoad::of(&plan);
             let mut report = self.run(&plan);
             take_scores(&mut report, &plan, &self.scheduler, &mut self.records);
             self.note_occupancy();
             self.scheduler.commit(plan, &report);
+            let now = self.executor.now();
             for sample in report.sampled {
-                self.take_token(sample);
+                self.take_token(sample, now);
             }
-            record.duration = start.elapsed();
+            record.duration = self.executor.now().saturating_sub(start);
+            if let Some(control) = &mut self.control {
+                self.scheduler.set_caps(control.note(load, record.duration));
+            }
             self.stats.steps.note(&record);
             self.last_step = record;
         }
@@ -292,7 +314,7 @@ impl<E: Executor> Core<E> {
         if record.figures.queue.is_some() {
             return;
         }
-        let queue = record.submitted.elapsed();
+        let queue = self.executor.now().saturating_sub(record.submitted);
         for choice in &self.requests[&record.id] {
             let record = self.records.get_mut(choice).expect("an open answer has a record");
             record.figures.queue.get_or_insert(queue);
@@ -314,7 +336,7 @@ impl<E: Executor> Core<E> {
     }
 
     /// Takes a drawn token in: text, stop conditions, and whether the answer ends.
-    fn take_token(&mut self, sample: SampledToken) {
+    fn take_token(&mut self, sample: SampledToken, now: Duration) {
         let id = sample.sequence;
         let record = self.records.get_mut(&id).expect("who draws has a record");
         let (request, mut event) = (record.id, record.event());
@@ -326,7 +348,7 @@ impl<E: Executor> Core<E> {
             }
             (Ok(scores), Ok(token)) => {
                 event.prompt_logprobs = scores;
-                let (text, reason) = record.advance(token, &self.door.stop_tokens);
+                let (text, reason) = record.advance(token, &self.door.stop_tokens, now);
                 (event.token, event.text, event.logprobs) = (Some(token), text, sample.logprobs);
                 reason
             }

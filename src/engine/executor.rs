@@ -1,6 +1,6 @@
 //! Executors: they take a batch and give a report.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kernels::pack::{pack, unpack};
 use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
@@ -18,6 +18,9 @@ pub trait Executor {
     /// Starts `jobs`, runs `batch`, and makes `draws` from its logits. A transfer may be reported
     /// in a later step than the one that started it.
     fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport;
+
+    /// Time on its clock, which never goes back: all durations that the engine tells are of it.
+    fn now(&self) -> Duration;
 }
 
 /// A draw from a row of a batch's logits.
@@ -61,6 +64,8 @@ pub struct CpuExecutor {
     sampler: Sampler,
     /// How checkpoints are packed on the host, if they are.
     packing: Option<Packing>,
+    /// When its clock began.
+    start: Instant,
 }
 
 impl CpuExecutor {
@@ -77,8 +82,8 @@ impl CpuExecutor {
         cpu.compute = model.spec().compute;
         let work = Workspace::new(model.spec(), most_rows, cpu.gang.threads());
         let (arena, host) = (Arena::new(device_bytes)?, Arena::new(host_bytes)?);
-        let (sampler, packing) = (Sampler::new(), None);
-        Ok(CpuExecutor { cpu, model, arena, host, work, sampler, packing })
+        let (sampler, packing, start) = (Sampler::new(), None, Instant::now());
+        Ok(CpuExecutor { cpu, model, arena, host, work, sampler, packing, start })
     }
 
     /// Packs the states of checkpoints on the host.
@@ -179,5 +184,9 @@ impl Executor for CpuExecutor {
         });
         report.duration = start.elapsed();
         report
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
     }
 }

@@ -42,6 +42,7 @@ mod probe;
 mod record;
 pub mod sampler;
 mod score;
+mod slo;
 mod steps;
 mod text;
 mod thread;
@@ -232,6 +233,8 @@ fn random_seed() -> u64 {
 
 #[cfg(all(test, feature = "embedded-model"))]
 mod tests {
+    use std::time::Duration;
+
     use super::executor::PlannedDraw;
     use super::lower::Job;
     use super::*;
@@ -245,6 +248,10 @@ mod tests {
     impl Executor for Broken {
         fn step(&mut self, _: &Batch, _: Vec<Job>, _: &[PlannedDraw<'_>]) -> StepReport {
             panic!("a fault of the executor");
+        }
+
+        fn now(&self) -> Duration {
+            Duration::ZERO
         }
     }
 

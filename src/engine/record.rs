@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::constraint::Matcher;
 use super::core::RequestId;
@@ -19,8 +19,9 @@ pub(super) struct Record {
     pub(super) text: AnswerText,
     /// Follows the tokens, where the request has a constraint; away while its mask is computed.
     pub(super) matcher: Option<Matcher>,
-    pub(super) submitted: Instant,
-    pub(super) last_token: Instant,
+    /// When it was submitted, on the executor's clock.
+    pub(super) submitted: Duration,
+    pub(super) last_token: Duration,
     pub(super) figures: Figures,
     /// Of each token of the prompt after the first, as far as it was scored, or why one was not.
     pub(super) prompt_logprobs: Result<Vec<PromptLogprobs>, String>,
@@ -70,13 +71,13 @@ impl Record {
         }
     }
 
-    /// Counts a token; returns the text that became final and why the answer ends here, if it does.
+    /// Counts a token that was drawn by `now`; returns the text that became final and why the answer ends here, if it does.
     pub(super) fn advance(
         &mut self,
         token: u32,
         stop_tokens: &[u32],
+        now: Duration,
     ) -> (String, Option<FinishReason>) {
-        let now = Instant::now();
         let figures = &mut self.figures;
         figures.generated_tokens += 1;
         match figures.generated_tokens {

@@ -1,6 +1,6 @@
 //! What an engine shows of itself to those who watch it: who is where, and who holds what.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::core::RequestId;
 use crate::scheduler::{Place, PoolUse, Scheduler, Sequence, SequenceId};
@@ -25,8 +25,8 @@ pub struct EngineView {
     pub sequences: Vec<SequenceView>,
 }
 
-/// Which answer of which request a sequence is, and when that was submitted.
-type Origin = ((RequestId, usize), Instant);
+/// Which answer of which request a sequence is, and for how long.
+type Origin = ((RequestId, usize), Duration);
 
 impl EngineView {
     /// Fills in the present moment; `origin` knows the sequences that are answers.
@@ -39,8 +39,8 @@ impl EngineView {
         self.sequences.clear();
         // One that was cancelled on its way between the tiers is nobody's any more.
         let answers = scheduler.by_place().filter_map(|sequence| {
-            let (name, submitted) = origin(sequence.id())?;
-            Some(SequenceView::of(sequence, name, submitted))
+            let (name, age) = origin(sequence.id())?;
+            Some(SequenceView::of(sequence, name, age))
         });
         self.sequences.extend(answers.take(SEQUENCES_SHOWN));
         let prefills = |shown: &&SequenceView| shown.state == SequenceState::Prefill;
@@ -117,7 +117,7 @@ impl SequenceView {
     fn of(
         sequence: &Sequence,
         (request, choice): (RequestId, usize),
-        submitted: Instant,
+        age: Duration,
     ) -> SequenceView {
         SequenceView {
             request,
@@ -129,7 +129,7 @@ impl SequenceView {
             blocks: sequence.state().map_or(0, |state| state.table().as_slice().len()),
             priority: sequence.priority(),
             preemptions: sequence.counters().preemptions,
-            age: submitted.elapsed(),
+            age,
         }
     }
 }

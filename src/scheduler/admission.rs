@@ -7,8 +7,10 @@ use state_pool::{BLOCK_LEN, SequenceState, Tier};
 
 use super::audit::Audited;
 use super::plan::{Direction, Form};
+use super::queue::Rank;
 use super::sequence::{HostSlot, Place, SequenceId};
-use super::{Blocked, Lack, Planning, Rank, Scheduler, blocks_for};
+use super::{Blocked, Lack, Planning, Scheduler, blocks_for};
+use crate::config::Batching;
 
 /// Waiting sequences that are looked at in a step beyond one that does not fit.
 const LOOK_AHEAD: usize = 4;
@@ -32,7 +34,7 @@ impl Scheduler {
     /// waiting ones. Nobody, while one that runs lacks a unit.
     pub(super) fn take_in(&mut self, below: Option<i32>, step: &mut Planning) {
         if step.lacking == 0 {
-            let is_in = |rank: &Rank| below.is_none_or(|below| rank.0 < below);
+            let is_in = |priority: i32| below.is_none_or(|below| priority < below);
             self.bring_back(&is_in, step);
             self.admit(&is_in, step);
         }
@@ -40,9 +42,9 @@ impl Scheduler {
 
     /// Parked sequences return in order of priority, the oldest first; the first that does not fit
     /// holds up those behind it. None returns before a waiting one of a lower number.
-    fn bring_back(&mut self, is_in: &dyn Fn(&Rank) -> bool, step: &mut Planning) {
-        while let Some(rank) = self.parked.first().copied().filter(is_in) {
-            let behind = self.waiting.first().is_some_and(|waiting| waiting.0 < rank.0);
+    fn bring_back(&mut self, is_in: &dyn Fn(i32) -> bool, step: &mut Planning) {
+        while let Some(rank) = self.parked.first().copied().filter(|rank| is_in(rank.0)) {
+            let behind = self.waiting.first().is_some_and(|waiting| waiting.priority < rank.0);
             if behind || self.lacks_place() || !self.start_return(rank.1, step) {
                 return;
             }
@@ -78,33 +80,73 @@ impl Scheduler {
     /// Waiting sequences come in order of priority, then of arrival. One that does not fit may be
     /// passed by a bounded number of smaller ones of its own number. None passes a parked one of
     /// its number.
-    fn admit(&mut self, is_in: &dyn Fn(&Rank) -> bool, step: &mut Planning) {
+    fn admit(&mut self, is_in: &dyn Fn(i32) -> bool, step: &mut Planning) {
+        if self.is_closed {
+            return;
+        }
         let parked = self.parked.first().map(|rank| rank.0);
         let mut blocked: Option<i32> = None;
         let mut passed_over = 0;
         let mut after = Bound::Unbounded;
-        while let Some(rank) = self.waiting.range((after, Bound::Unbounded)).next().copied() {
-            let held_up = parked.is_some_and(|parked| parked <= rank.0)
-                || blocked.is_some_and(|blocked| blocked < rank.0);
-            if held_up || !is_in(&rank) || !self.has_budget(rank.1, step) || self.lacks_place() {
+        let mut only_long = None;
+        while let Some(rank) = self.next_waiting(after, only_long) {
+            let held_up = parked.is_some_and(|parked| parked <= rank.priority)
+                || blocked.is_some_and(|blocked| blocked < rank.priority);
+            if held_up || !is_in(rank.priority) || self.lacks_place() {
                 break;
+            }
+            if !self.has_budget(rank.id, step) {
+                return;
+            }
+            if self.leaves_place_to_long(rank.id) {
+                only_long = Some(rank.priority);
+                continue;
             }
             match self.try_admit(rank, step) {
                 Admission::Follows => continue,
                 Admission::Admitted => {
                     self.skipped = if blocked.is_some() { self.skipped + 1 } else { 0 };
-                    self.run(rank.1, Form::Chunk, step);
-                    self.run(rank.1, Form::Step, step);
+                    self.run(rank.id, Form::Chunk, step);
+                    self.run(rank.id, Form::Step, step);
                     continue;
                 }
                 Admission::Refused => {}
             }
-            (blocked, after) = (Some(rank.0), Bound::Excluded(rank));
+            (blocked, after) = (Some(rank.priority), Bound::Excluded(rank));
             passed_over += 1;
             if passed_over > LOOK_AHEAD || self.skipped >= MOST_SKIPS {
                 break;
             }
         }
+        // A batch takes nobody in any more once nobody else could come in.
+        self.is_closed = self.limits.batching == Batching::Static && self.on_device() > 0;
+    }
+
+    /// Who is looked at behind `after`; only long prompts up to a number, if there is one.
+    fn next_waiting(&self, after: Bound<Rank>, only_long: Option<i32>) -> Option<Rank> {
+        let Some(priority) = only_long else { return self.waiting.next(after) };
+        self.waiting.next_long(after).filter(|rank| rank.priority <= priority)
+    }
+
+    /// Whether a short prompt may not have one of the places that are left, since as many are kept
+    /// for long ones and one of these waits that ranks no later by its number.
+    fn leaves_place_to_long(&self, id: SequenceId) -> bool {
+        let Some(reserve) = self.limits.reserve_long else { return false };
+        let sequence = &self.sequences[&id];
+        let first = self.waiting.next_long(Bound::Unbounded);
+        if sequence.ticket.is_long || first.is_none_or(|long| long.priority > sequence.priority) {
+            return false;
+        }
+        let is_long = |id: &&SequenceId| self.sequences[*id].ticket.is_long;
+        let long = self.running.iter().filter(is_long).count();
+        // One place at least is for all.
+        let places = reserve.places.saturating_sub(long).min(self.max_num_seqs() - 1);
+        self.max_num_seqs().saturating_sub(self.on_device()) <= places
+    }
+
+    /// Sequences that may hold device memory at once, now.
+    fn max_num_seqs(&self) -> usize {
+        self.caps.max_num_seqs.unwrap_or(usize::MAX).min(self.limits.max_num_seqs)
     }
 
     /// Whether the step has tokens for one more.
@@ -115,7 +157,7 @@ impl Scheduler {
 
     /// Whether one more sequence may hold device memory.
     fn has_place(&self) -> bool {
-        self.on_device() < self.limits.max_num_seqs
+        self.on_device() < self.max_num_seqs()
     }
 
     /// Whether one that wants onto the device finds no place, which is noted.
@@ -138,7 +180,7 @@ impl Scheduler {
     /// Takes all units of a waiting sequence's known tokens, or none: those of the deepest state it
     /// may go on from as shares, or as a copy from the host, the others fresh.
     fn try_admit(&mut self, rank: Rank, step: &mut Planning) -> Admission {
-        let id = rank.1;
+        let id = rank.id;
         let moment = (self.device.given_up(), self.tree.as_ref().map_or(0, PrefixTree::uses));
         if let Some((at, blocked)) = self.sequences[&id].refused_at
             && at == moment
@@ -176,7 +218,7 @@ impl Scheduler {
             super::faults::keep_unit(self);
             return Admission::Refused;
         };
-        self.waiting.remove(&rank);
+        self.waiting.remove(rank, self.sequences[&id].ticket);
         self.forget_ghost(id);
         if let (Some(tree), Some(usable)) = (&mut self.tree, &found.usable) {
             tree.note_resumed(usable);
@@ -194,6 +236,7 @@ impl Scheduler {
         // Steps to come take no memory of the program.
         sequence.tokens.reserve_exact(sequence.max_len - sequence.tokens.len());
         sequence.place = place;
+        sequence.ticket = sequence.ticket.first();
         let is_mixed = sequence.is_mixed;
         self.stats.replayed_otherwise += u64::from(is_mixed);
         self.set_wanted(id, &found);
@@ -289,8 +332,8 @@ impl Scheduler {
     pub(super) fn make_way(&mut self, step: &mut Planning) {
         let (parked, waiting) = (self.parked.first(), self.waiting.first());
         let (first, watermark) = match (parked, waiting) {
-            (_, Some(waiting)) if parked.is_none_or(|parked| waiting.0 < parked.0) => {
-                (*waiting, self.watermark())
+            (_, Some(waiting)) if parked.is_none_or(|parked| waiting.priority < parked.0) => {
+                ((waiting.priority, waiting.id), self.watermark())
             }
             (Some(parked), _) => (*parked, 0),
             (None, _) => return,

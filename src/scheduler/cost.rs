@@ -1,7 +1,7 @@
-//! What it costs to push a sequence out: two copies, or computing it again.
-//!
-//! Swap: its bytes go out and come in over a link of `link_bytes_per_second` each way. Recompute:
-//! its tokens are computed again at `tokens_per_second`. Both are constants measured once.
+//! What it costs to compute a prompt, and to push a sequence out: two copies, or computing it
+//! again. All constants are measured once (`deltapool calibrate`, or a probe at the start).
+
+use std::ops::Range;
 
 /// Constants of the choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -10,10 +10,12 @@ pub struct Cost {
     pub slot_bytes: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Bytes copied between the tiers per second.
+    /// Bytes copied between the tiers per second, each way.
     pub link_bytes_per_second: f64,
-    /// Tokens computed again per second.
+    /// Tokens computed per second, but for attention.
     pub tokens_per_second: f64,
+    /// Seconds of attention for each pair of a token and one before it.
+    pub pair_seconds: f64,
 }
 
 impl Cost {
@@ -22,11 +24,23 @@ impl Cost {
         (self.slot_bytes + blocks * self.block_bytes) as u64
     }
 
-    /// Whether copying a sequence of `tokens` computed tokens in `blocks` blocks out and in takes
-    /// no longer than computing it again.
-    pub fn prefers_swap(&self, tokens: usize, blocks: usize) -> bool {
-        let swap = 2.0 * self.bytes(blocks) as f64 / self.link_bytes_per_second;
-        swap <= tokens as f64 / self.tokens_per_second
+    /// Seconds to compute the tokens at these positions of a prompt (SEEDS.md F12, for a part that
+    /// attends to what comes before it too).
+    pub fn prefill_seconds(&self, tokens: Range<usize>) -> f64 {
+        let (start, end) = (tokens.start as f64, tokens.end as f64);
+        let pairs = (end * end - start * start) / 2.0;
+        (end - start) / self.tokens_per_second + pairs * self.pair_seconds
+    }
+
+    /// Seconds to copy a slot and `blocks` blocks out and in (SEEDS.md F13, F16).
+    pub fn swap_seconds(&self, blocks: usize) -> f64 {
+        2.0 * self.bytes(blocks) as f64 / self.link_bytes_per_second
+    }
+
+    /// Whether copying a sequence in `blocks` blocks out and in takes no longer than computing the
+    /// tokens at these positions of it again.
+    pub fn prefers_swap(&self, tokens: Range<usize>, blocks: usize) -> bool {
+        self.swap_seconds(blocks) <= self.prefill_seconds(tokens)
     }
 }
 
@@ -43,17 +57,36 @@ mod tests {
             block_bytes: 516_096,
             link_bytes_per_second: 10e9,
             tokens_per_second: 100.0,
+            pair_seconds: 0.0,
         };
         // 2 x 43.9 MB over 10 GB/s are 8.8 ms; a token takes 10 ms.
-        assert!(kimi.prefers_swap(1, 1));
+        assert!(kimi.prefers_swap(0..1, 1));
         for (tokens_per_second, crossover) in [(20_000.0, 180), (100_000.0, 1_044)] {
             let cost = Cost { tokens_per_second, ..kimi };
-            let prefers = |tokens: usize| cost.prefers_swap(tokens, tokens.div_ceil(64));
+            let prefers = |tokens: usize| cost.prefers_swap(0..tokens, tokens.div_ceil(64));
             let first = (1..10_000).find(|tokens| prefers(*tokens)).expect("it is reached");
             assert_eq!(first, crossover, "at {tokens_per_second} tokens per second");
             assert!(!prefers(crossover / 2) && prefers(crossover * 2));
         }
         let slow = Cost { link_bytes_per_second: 1e6, tokens_per_second: 1e6, ..kimi };
-        assert!(!slow.prefers_swap(100_000, 1_563));
+        assert!(!slow.prefers_swap(0..100_000, 1_563));
+    }
+
+    /// Parts of a prompt take together what the whole takes, wherever it is cut (SEEDS.md G4).
+    #[test]
+    fn a_prompt_costs_the_same_however_it_is_cut() {
+        let cost = Cost {
+            slot_bytes: 0,
+            block_bytes: 1,
+            link_bytes_per_second: 1.0,
+            tokens_per_second: 3_535.0,
+            pair_seconds: 5e-9,
+        };
+        let whole = cost.prefill_seconds(0..8_192);
+        for chunk in [64, 480, 2_016] {
+            let starts = (0..8_192).step_by(chunk);
+            let parts = starts.map(|at| cost.prefill_seconds(at..(at + chunk).min(8_192)));
+            assert!((parts.sum::<f64>() / whole - 1.0).abs() < 1e-12, "{chunk}");
+        }
     }
 }

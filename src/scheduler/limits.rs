@@ -4,7 +4,7 @@ use checkpoints::Placement;
 use state_pool::PoolLayout;
 
 use super::cost::Cost;
-use crate::config::{Policy, Preempt};
+use crate::config::{Batching, Policy, Preempt};
 
 /// Limits and rules of a scheduler, derived once.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +23,12 @@ pub struct Limits {
     pub grid: usize,
     /// Order of service.
     pub policy: Policy,
+    /// Under `sjf`, by how many seconds the cost of a prompt that waits falls in a second.
+    pub sjf_ageing: f64,
+    /// When sequences join those that run.
+    pub batching: Batching,
+    /// Places that are kept for long prompts.
+    pub reserve_long: Option<LongReserve>,
     /// How a sequence is pushed out.
     pub preempt: Preempt,
     /// What it costs.
@@ -34,6 +40,24 @@ pub struct Limits {
     pub audit_percent: f64,
     /// In every Nth step a sequence that runs is parked, needed or not: a stress for tests.
     pub park_every: Option<u64>,
+}
+
+/// Places among the sequences that run which short prompts leave free while a long one waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LongReserve {
+    /// So many, less the long ones that run.
+    pub places: usize,
+    /// Tokens of a long prompt, at least.
+    pub prompt_tokens: usize,
+}
+
+/// What steps are held to beyond the limits, as the engine sees fit; nothing with none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Caps {
+    /// Tokens a step may compute.
+    pub max_num_batched_tokens: Option<usize>,
+    /// Sequences that may hold device memory at once; those that do stay.
+    pub max_num_seqs: Option<usize>,
 }
 
 /// Rules of prefix reuse.
@@ -68,10 +92,12 @@ pub enum Refused {
         device_tokens: usize,
     },
     /// A priority where the policy has none.
-    #[error("priority is {priority}, but --scheduling-policy is fcfs, which knows none")]
-    PriorityUnderFcfs {
+    #[error("priority is {priority}, but --scheduling-policy is {policy}, which knows none")]
+    NoPriorities {
         /// The priority.
         priority: i32,
+        /// The policy.
+        policy: Policy,
     },
 }
 
@@ -101,8 +127,10 @@ impl Limits {
         if tokens > max_model_len || tokens > device_tokens {
             return Err(Refused::TooLong { tokens, max_model_len, device_tokens });
         }
-        match (self.policy, priority) {
-            (Policy::Fcfs, Some(priority)) => Err(Refused::PriorityUnderFcfs { priority }),
+        match priority {
+            Some(priority) if self.policy != Policy::Priority => {
+                Err(Refused::NoPriorities { priority, policy: self.policy })
+            }
             _ => Ok(()),
         }
     }

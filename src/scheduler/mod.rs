@@ -13,18 +13,22 @@
 mod admission;
 mod audit;
 pub mod cost;
+mod fairness;
 #[cfg(feature = "faults")]
 pub mod faults;
 pub mod limits;
 pub mod plan;
 mod preemption;
 pub mod prompt;
+mod queue;
 mod reuse;
 pub mod sequence;
 mod space;
 mod stats;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoints::{Demotion, PrefixTree, TreeOptions, TreeStats};
 use rustc_hash::FxHashMap;
@@ -32,12 +36,14 @@ use state_pool::{BlockHandle, PoolStats, SequenceState, StatePool, Tier};
 
 use crate::config::Policy;
 use audit::Audit;
+use fairness::Fairness;
+use queue::{Queue, Ticket, key_of};
 use reuse::Follower;
 
 pub use audit::{Comparison, Verdict};
 pub use checkpoints::{MissReason, Placement};
 pub use cost::Cost;
-pub use limits::{Limits, Refused, Reuse};
+pub use limits::{Caps, Limits, LongReserve, Refused, Reuse};
 pub use plan::{
     BlockCopy, Direction, Form, Hit, Lack, PlannedSpan, SampledToken, SlotCopy, StepPlan,
     StepReport, TokenBudget, Transfer, TransferId, Wanted,
@@ -46,8 +52,8 @@ pub use prompt::{End, Prompt, ReuseFigures};
 pub use sequence::{Counters, HostSlot, Place, Sequence, SequenceId};
 pub use stats::{Blocked, Occupancy, PoolUse, SchedulerStats, UnitUse};
 
-/// Place in a queue: priority first, then who came first.
-type Rank = (i32, SequenceId);
+/// Place among the parked: priority first, then who came first.
+type ParkedRank = (i32, SequenceId);
 
 /// A transfer that has not been reported yet.
 #[derive(Debug, Clone, Copy)]
@@ -67,11 +73,11 @@ pub struct Scheduler {
     sequences: FxHashMap<SequenceId, Sequence>,
     /// Sequences on the device, in order of priority, then of admission.
     running: Vec<SequenceId>,
-    waiting: BTreeSet<Rank>,
+    waiting: Queue,
     /// Tokens of prompts that wait for the first time, but for those that the tree covered when
     /// they came.
     waiting_tokens: usize,
-    parked: BTreeSet<Rank>,
+    parked: BTreeSet<ParkedRank>,
     in_flight: Vec<InFlight>,
     /// None where nothing is to be reused.
     tree: Option<PrefixTree>,
@@ -79,6 +85,12 @@ pub struct Scheduler {
     demotions: Vec<(TransferId, Demotion, u64)>,
     /// The tree's uses and the bytes to be clean when there was nothing to demote.
     nothing_to_demote: (u64, usize),
+    /// Shares of the programs, under the policy that knows them.
+    fairness: Option<Fairness>,
+    /// What steps are held to beyond the limits.
+    caps: Caps,
+    /// Under request-level batching: nobody comes in before all have left.
+    is_closed: bool,
     /// Of those that wait, who waits for a snapshot: in the order in which they came.
     followers: Vec<Follower>,
     audit: Option<Audit>,
@@ -128,7 +140,10 @@ impl Scheduler {
             host,
             sequences: FxHashMap::default(),
             running: Vec::new(),
-            waiting: BTreeSet::new(),
+            waiting: Queue::default(),
+            fairness: None,
+            caps: Caps::default(),
+            is_closed: false,
             waiting_tokens: 0,
             parked: BTreeSet::new(),
             in_flight: Vec::new(),
@@ -160,6 +175,7 @@ impl Scheduler {
         let siblings = self.next_sequence..self.next_sequence + choices as u64;
         self.next_sequence = siblings.end;
         let ids: Vec<SequenceId> = siblings.clone().map(SequenceId).collect();
+        let program = prompt.program_id.map(Arc::from);
         let leader = ids[0];
         for id in &ids {
             let place = if *id == leader { Place::Waiting } else { Place::Forking { leader } };
@@ -172,16 +188,19 @@ impl Scheduler {
             }
             sequence.marks = prompt.checkpoint_at.to_vec();
             sequence.scored_with = prompt.scored_with;
+            sequence.program.clone_from(&program);
             if *id == leader {
                 sequence.forks = ids[1..].to_vec();
             }
             self.sequences.insert(*id, sequence);
         }
-        self.waiting.insert((priority, leader));
         self.announce(leader);
         let known = self.look_up(leader).usable.map_or(0, |usable| usable.position);
         self.sequence_mut(leader).backlog = tokens.len().saturating_sub(known);
         self.waiting_tokens += tokens.len().saturating_sub(known);
+        let ticket = self.ticket(prompt, known);
+        self.sequence_mut(leader).ticket = ticket;
+        self.start_waiting(leader);
         Ok(ids)
     }
 
@@ -197,10 +216,13 @@ impl Scheduler {
         self.forget_ghost(id);
         let mut sequence = self.sequences.remove(&id).expect("it was just there");
         self.hand_on_forks(&mut sequence);
-        let rank = sequence.rank();
+        if let Some(fairness) = &mut self.fairness {
+            fairness.end(sequence.program.as_ref(), sequence.unserved());
+        }
+        let (rank, ticket) = (sequence.rank(), sequence.ticket);
         match std::mem::replace(&mut sequence.place, Place::Waiting) {
             Place::Waiting => {
-                self.waiting.remove(&rank);
+                self.waiting.remove(rank, ticket);
                 self.forget_follower(id);
             }
             Place::Forking { leader } => {
@@ -214,7 +236,7 @@ impl Scheduler {
                 self.keep_end(&sequence, state, end);
             }
             Place::Host(state) => {
-                self.parked.remove(&rank);
+                self.parked.remove(&sequence.parked_rank());
                 state.release(&mut self.host);
             }
             Place::Leaving { .. } | Place::Returning { .. } | Place::Promoting { .. } => {
@@ -234,8 +256,8 @@ impl Scheduler {
         let heir = self.sequence_mut(leader);
         heir.forks = rest.to_vec();
         heir.place = Place::Waiting;
-        let rank = (heir.priority, leader);
-        self.waiting.insert(rank);
+        heir.ticket = sequence.ticket;
+        self.start_waiting(leader);
     }
 
     /// Parks a sequence in the next plan, if it runs then and the host has room: what preemption
@@ -244,13 +266,21 @@ impl Scheduler {
         self.to_park.push(id);
     }
 
-    /// Plans a step.
-    pub fn plan(&mut self) -> StepPlan {
+    /// Holds the steps to come to less than the limits, or to these again.
+    pub fn set_caps(&mut self, caps: Caps) {
+        self.caps = caps;
+    }
+
+    /// Plans a step at `now`, on the clock of [`Prompt::submitted`]: ageing alone looks at it.
+    pub fn plan(&mut self, now: Duration) -> StepPlan {
         self.stats.steps += 1;
         self.blocked = Blocked::default();
+        self.is_closed &= self.on_device() > 0;
+        self.promote(now);
         let (plan, mut order) = std::mem::take(&mut self.spare);
-        let budget =
-            TokenBudget::new(self.limits.max_num_batched_tokens, self.limits.prefill_floor);
+        let tokens = self.caps.max_num_batched_tokens.unwrap_or(usize::MAX);
+        let tokens = self.limits.max_num_batched_tokens.min(tokens);
+        let budget = TokenBudget::new(tokens, self.limits.prefill_floor);
         let mut step = Planning { plan, budget, lacking: 0, fork_without_slot: false };
         if self.limits.park_every.is_some_and(|n| self.stats.steps.is_multiple_of(n)) {
             self.to_park.extend(self.running.iter().find(|id| self.has_moved(**id)));
@@ -334,6 +364,8 @@ impl Scheduler {
     /// # Panics
     /// When the report names what was not planned.
     pub fn commit(&mut self, mut plan: StepPlan, report: &StepReport) {
+        let rows = plan.spans.iter().map(|span| span.rows).sum();
+        self.fairness.iter_mut().for_each(|fairness| fairness.serve(rows));
         for span in &plan.spans {
             if self.advance_shadow(span.sequence, span.rows) {
                 continue;
@@ -386,17 +418,53 @@ impl Scheduler {
             let sequence = self.sequence_mut(fork);
             (sequence.origin, sequence.reuse, sequence.was_admitted) = (origin, reuse, true);
             sequence.scored_with = None;
+            sequence.ticket = sequence.ticket.first();
             sequence.histories.clone_from(&histories);
             if self.on_device() < self.limits.max_num_seqs {
                 let state = self.sequences[&id].state().expect("it ran").fork(&mut self.device);
                 self.sequence_mut(fork).place = Place::Device(state);
                 self.start_running(fork);
             } else {
-                let sequence = self.sequence_mut(fork);
-                sequence.place = Place::Waiting;
-                let rank = (sequence.priority, fork);
-                self.waiting.insert(rank);
+                self.sequence_mut(fork).place = Place::Waiting;
+                self.start_waiting(fork);
             }
+        }
+    }
+
+    /// What a prompt of which `known` tokens are kept is ranked by.
+    fn ticket(&mut self, prompt: &Prompt<'_>, known: usize) -> Ticket {
+        let tokens = prompt.tokens.len();
+        let is_long = self.limits.reserve_long.is_some_and(|long| tokens >= long.prompt_tokens);
+        match self.limits.policy {
+            Policy::Fcfs | Policy::Priority => Ticket::by_key(0, is_long),
+            Policy::Sjf => {
+                let cost = self.limits.cost.prefill_seconds(known..tokens);
+                Ticket::by_cost(cost, self.limits.sjf_ageing, prompt.submitted, is_long)
+            }
+            Policy::Fair => {
+                let program = prompt.program_id.map(Arc::from);
+                let tokens = (tokens + prompt.max_tokens).saturating_mul(prompt.choices);
+                let fairness = self.fairness.get_or_insert_default();
+                let start = fairness.submit(program.as_ref(), prompt.choices, tokens);
+                Ticket::by_key(key_of(start / 1e3), is_long)
+            }
+        }
+    }
+
+    /// Puts a sequence that has no state into the queue.
+    fn start_waiting(&mut self, id: SequenceId) {
+        let sequence = &self.sequences[&id];
+        self.waiting.insert(sequence.rank(), sequence.ticket);
+    }
+
+    /// Those that have waited long enough go before all keys.
+    fn promote(&mut self, now: Duration) {
+        while let Some(rank) = self.waiting.to_promote(self.limits.sjf_ageing, now) {
+            let sequence = self.sequence_mut(rank.id);
+            let first = sequence.ticket.first();
+            let ticket = std::mem::replace(&mut sequence.ticket, first);
+            self.waiting.remove(rank, ticket);
+            self.start_waiting(rank.id);
         }
     }
 

@@ -89,7 +89,7 @@ impl Scheduler {
             Preempt::Auto => {
                 let blocks = blocks_for(len) - self.known_blocks_in(sequence, Tier::Host).0;
                 let state = self.look_up(id).usable.map_or(0, |usable| usable.position);
-                self.limits.cost.prefers_swap(len - state.min(len), blocks)
+                self.limits.cost.prefers_swap(state.min(len)..len, blocks)
             }
         };
         if swap && self.start_parking(id, step) {
@@ -220,7 +220,7 @@ impl Scheduler {
         };
         sequence.counters.preemptions += 1;
         sequence.starts_over(state.len());
-        self.waiting.insert((sequence.priority, id));
+        self.start_waiting(id);
         self.stats.recomputed += u64::from(!state.is_empty());
         state.release(&mut self.device);
     }
@@ -262,7 +262,7 @@ impl Scheduler {
                 device.release(&mut self.device);
                 sequence.counters.preemptions += 1;
                 self.stats.parked += 1;
-                self.parked.insert((sequence.priority, id));
+                self.parked.insert(sequence.parked_rank());
                 sequence.place = Place::Host(host);
             }
             Place::Returning { host, device } => {
@@ -315,7 +315,7 @@ impl Scheduler {
                     sequence.starts_over(host.len());
                     self.stats.recomputed += 1;
                     host.release(&mut self.host);
-                    self.waiting.insert(rank);
+                    self.start_waiting(id);
                 }
             }
             Place::Promoting { blocks, slot, device } => {
@@ -329,7 +329,7 @@ impl Scheduler {
                     self.stats.admitted_tokens -= sequence.prompt_len as u64;
                 }
                 sequence.distrusts_host = sequence.failed_transfers >= MOST_FAILED_TRANSFERS;
-                self.waiting.insert(rank);
+                self.start_waiting(id);
             }
             other => unreachable!("a sequence in flight is not {other:?}"),
         }

@@ -1,5 +1,7 @@
 //! What a caller asks the scheduler for, how it ends, and what was there already: plain data.
 
+use std::time::Duration;
+
 use checkpoints::{Match, MissReason};
 
 /// What is asked for.
@@ -13,6 +15,10 @@ pub struct Prompt<'a> {
     pub choices: usize,
     /// Lower is served first, where the policy knows priorities.
     pub priority: Option<i32>,
+    /// When it is submitted, on the clock of [`super::Scheduler::plan`].
+    pub submitted: Duration,
+    /// The chain or bundle of requests whose share it is served from, under the policy `fair`.
+    pub program_id: Option<&'a str>,
     /// Prompts of different salts share nothing.
     pub cache_salt: Option<&'a str>,
     /// Tokens after which a state is to be kept, each at the grid position at or below it.
@@ -30,6 +36,8 @@ impl<'a> Prompt<'a> {
             max_tokens,
             choices: 1,
             priority: None,
+            submitted: Duration::ZERO,
+            program_id: None,
             cache_salt: None,
             checkpoint_at: &[],
             scored_with: None,

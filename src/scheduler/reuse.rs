@@ -18,8 +18,9 @@ use super::faults::Fault;
 use super::limits::Reuse;
 use super::plan::Form;
 use super::prompt::End;
+use super::queue::Rank;
 use super::sequence::{Sequence, SequenceId};
-use super::{Planning, Rank, Scheduler, blocks_for};
+use super::{Planning, Scheduler, blocks_for};
 
 /// Sequences that wait for a snapshot of one that runs.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl Scheduler {
     /// a snapshot that it can use, deeper than what there is (DESIGN.md rule 11).
     pub(super) fn follow(&mut self, rank: Rank, found: &Match) -> bool {
         let Some((_, reuse)) = self.reuse() else { return false };
-        let follower = &self.sequences[&rank.1];
+        let follower = &self.sequences[&rank.id];
         let options = follower.match_options(reuse.exact_only);
         let there = found.usable.map_or(0, |usable| usable.position);
         let leads = |id: &SequenceId| {
@@ -118,7 +119,7 @@ impl Scheduler {
         let Some((position, leader)) = self.running.iter().filter_map(leads).max() else {
             return false;
         };
-        self.waiting.remove(&rank);
+        self.waiting.remove(rank, follower.ticket);
         self.stats.followed += 1;
         self.followers.push(Follower { rank, leader: leader.0, position });
         true
@@ -144,7 +145,7 @@ impl Scheduler {
                     && leader.wanted.binary_search(&follower.position).is_ok()
             });
             if !leads {
-                self.waiting.insert(follower.rank);
+                self.start_waiting(follower.rank.id);
             }
             leads
         });
@@ -153,7 +154,7 @@ impl Scheduler {
 
     /// A follower that ends.
     pub(super) fn forget_follower(&mut self, id: SequenceId) {
-        self.followers.retain(|follower| follower.rank.1 != id);
+        self.followers.retain(|follower| follower.rank.id != id);
     }
 
     /// Where a sequence that is admitted is to leave snapshots.

@@ -10,6 +10,7 @@ use state_pool::{
 
 use super::plan::{Form, PlannedSpan, SlotCopy};
 use super::prompt::ReuseFigures;
+use super::queue::{Rank, Ticket};
 use super::stats::Blocked;
 
 /// A sequence's name within an engine; a later submit has a larger one.
@@ -132,6 +133,10 @@ pub struct Sequence {
     pub(super) failed_transfers: u32,
     pub(super) counters: Counters,
     pub(super) cache_salt: Option<Arc<str>>,
+    /// The chain of requests that it is a part of.
+    pub(super) program: Option<Arc<str>>,
+    /// What its place in the queue goes by.
+    pub(super) ticket: Ticket,
     /// Positions its caller wants kept.
     pub(super) marks: Vec<usize>,
     /// How many likeliest tokens are wanted beside each token of the prompt, while these have not
@@ -228,6 +233,8 @@ impl Sequence {
             failed_transfers: 0,
             counters: Counters::default(),
             cache_salt: None,
+            program: None,
+            ticket: Ticket::default(),
             marks: Vec::new(),
             scored_with: None,
             refused_at: None,
@@ -435,9 +442,19 @@ impl Sequence {
         self.origin.position
     }
 
-    /// Its place in the order of service.
-    pub(super) fn rank(&self) -> (i32, SequenceId) {
+    /// Its place in the queue.
+    pub(super) fn rank(&self) -> Rank {
+        self.ticket.rank(self.priority, self.id)
+    }
+
+    /// Its place among the parked, whose order no policy changes.
+    pub(super) fn parked_rank(&self) -> (i32, SequenceId) {
         (self.priority, self.id)
+    }
+
+    /// Of the tokens that it could reach, those that it did not need to have computed.
+    pub(super) fn unserved(&self) -> usize {
+        self.max_len - self.tokens.len() + self.reuse.cached_tokens
     }
 
     /// How much of its prompt was there already.

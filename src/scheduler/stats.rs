@@ -166,9 +166,11 @@ impl Scheduler {
     /// and in the queue.
     pub fn by_place(&self) -> impl Iterator<Item = &Sequence> {
         let moving = self.in_flight.iter().map(|transfer| transfer.sequence);
-        let parked = self.parked.iter().chain(&self.waiting).map(|rank| rank.1);
-        let following = self.followers.iter().map(|follower| follower.rank().1);
-        let all = self.running.iter().copied().chain(moving).chain(parked).chain(following);
+        let parked = self.parked.iter().map(|rank| rank.1);
+        let waiting = self.waiting.iter().map(|rank| rank.id);
+        let following = self.followers.iter().map(|follower| follower.rank().id);
+        let on_device = self.running.iter().copied().chain(moving);
+        let all = on_device.chain(parked).chain(waiting).chain(following);
         all.map(|id| &self.sequences[&id])
     }
 

@@ -235,7 +235,7 @@ fn refused_by_limits(refused: &Refused) -> ApiError {
             );
             ApiError::invalid("exceeds_pool_capacity", message)
         }
-        Refused::PriorityUnderFcfs { .. } => ApiError::value("priority", refused.to_string()),
+        Refused::NoPriorities { .. } => ApiError::value("priority", refused.to_string()),
     }
 }
 

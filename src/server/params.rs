@@ -154,6 +154,7 @@ pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Commo
         skip_special_tokens: fields.or("skip_special_tokens", true)?,
         n,
         priority: priority(fields, headers)?,
+        program_id: fields.take("program_id")?,
         cache_salt: fields.take("cache_salt")?,
         tells_start: true,
         ..Request::new(Vec::new(), 1)

@@ -223,7 +223,7 @@ impl<'w> Replay<'w> {
 
     /// A step; whether it did anything.
     fn step(&mut self, progress: &mut dyn FnMut(&Share)) -> bool {
-        let plan = self.scheduler.plan();
+        let plan = self.scheduler.plan(Duration::ZERO);
         let has_work = !plan.is_empty() || !plan.draws.is_empty();
         self.answer(&plan);
         self.scheduler.commit(plan, &self.report);

@@ -5,8 +5,8 @@ use state_pool::{LayoutError, PoolLayout, StatePool, Tier, TierSizes};
 use super::cache;
 use super::policy::Policy;
 use super::workload::Workload;
+use crate::config::{Batching, Policy as Order, Preempt};
 use crate::config::{DEFAULT_MAX_NUM_SEQS, DEFAULT_PREFILL_FLOOR, DEFAULT_WATERMARK_PERCENT};
-use crate::config::{Policy as Order, Preempt};
 use crate::scheduler::limits::device_tokens;
 use crate::scheduler::{Cost, Limits, Scheduler};
 
@@ -109,12 +109,16 @@ impl Setup {
             watermark_pages: (device.pages as f64 * DEFAULT_WATERMARK_PERCENT / 100.0) as usize,
             grid: self.span_grid,
             policy: Order::Fcfs,
+            sjf_ageing: 0.0,
+            batching: Batching::Continuous,
+            reserve_long: None,
             preempt: Preempt::Swap,
             cost: Cost {
                 slot_bytes: self.slot_bytes,
                 block_bytes: self.block_bytes,
                 link_bytes_per_second: f64::INFINITY,
                 tokens_per_second: f64::INFINITY,
+                pair_seconds: 0.0,
             },
             audit_percent: 0.0,
             park_every: None,

@@ -4,13 +4,14 @@
 mod oracle;
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use deltapool::config::{Policy, Preempt};
+use deltapool::config::{Batching, Policy, Preempt};
 use deltapool::engine::lower::{Job, lower, lower_transfers};
 use deltapool::models::{Batch, LogitSource, StatePair};
 use deltapool::scheduler::{
-    Cost, Direction, End, Form, Limits, Place, Placement, Prompt, Reuse, SampledToken, Scheduler,
-    SequenceId, SlotCopy, StepPlan, StepReport, Verdict,
+    Cost, Direction, End, Form, Limits, LongReserve, Place, Placement, Prompt, Reuse, SampledToken,
+    Scheduler, SequenceId, SlotCopy, StepPlan, StepReport, Verdict,
 };
 use kernels::{BLOCK_LEN, NO_SLOT};
 use state_pool::{PoolLayout, StatePool, Tier, TierSizes};
@@ -252,7 +253,7 @@ impl World {
             };
             StatePool::new(tier, PoolLayout::new(sizes).expect("a layout"))
         };
-        let priority = random.one_in(3);
+        let policy = Policy::ALL[random.below(Policy::ALL.len())];
         let limits = Limits {
             max_num_batched_tokens: [64, 65, 100, 128, 300][random.below(5)],
             prefill_floor: 64,
@@ -260,7 +261,12 @@ impl World {
             max_model_len: most_prompt + most_answer,
             watermark_pages: random.below(3),
             grid,
-            policy: if priority { Policy::Priority } else { Policy::Fcfs },
+            policy,
+            sjf_ageing: [0.0, 0.2, 5.0][random.below(3)],
+            batching: if random.one_in(8) { Batching::Static } else { Batching::Continuous },
+            reserve_long: random
+                .one_in(4)
+                .then(|| LongReserve { places: random.below(4), prompt_tokens: 100 }),
             preempt: [Preempt::Swap, Preempt::Swap, Preempt::Auto, Preempt::Recompute]
                 [random.below(4)],
             cost: Cost {
@@ -268,6 +274,7 @@ impl World {
                 block_bytes,
                 link_bytes_per_second: 1e6,
                 tokens_per_second: 1e3,
+                pair_seconds: 1e-6,
             },
             reuse: (!random.one_in(8)).then(|| Reuse {
                 exact_only: random.one_in(5),
@@ -332,14 +339,16 @@ impl World {
             self.arrive();
             self.cancel_some();
             self.park_some();
-            let plan = self.scheduler.plan();
+            let plan = self.scheduler.plan(self.now());
             let moved = !plan.is_empty() || !self.pending.is_empty();
             self.step(plan)?;
             let after = (self.to_come, self.streams.len(), self.tokens_out());
             idle = if before == after { idle + 1 } else { 0 };
             // A long prompt is computed over many steps without a token.
             if idle > STUCK || (!moved && self.to_come == 0 && idle > 8) {
-                let what = format!("no progress with {:?}", self.scheduler.occupancy());
+                let (occupancy, limits) = (self.scheduler.occupancy(), &self.limits);
+                let order = (limits.policy, limits.batching, limits.reserve_long);
+                let what = format!("no progress with {occupancy:?} under {order:?}");
                 return Err(self.story(&what));
             }
         }
@@ -421,6 +430,11 @@ impl World {
         (salt, prompt)
     }
 
+    /// A step takes ten milliseconds.
+    fn now(&self) -> Duration {
+        Duration::from_millis(10 * self.scheduler.stats().steps)
+    }
+
     fn arrive(&mut self) {
         while self.to_come > 0 && self.random.one_in(3) {
             self.to_come -= 1;
@@ -433,9 +447,12 @@ impl World {
             let choices = if self.random.one_in(3) { 2 + self.random.below(3) } else { 1 };
             let priority =
                 (self.limits.policy == Policy::Priority).then(|| self.random.below(3) as i32);
+            let program = [None, Some("a"), Some("b")][self.random.below(3)];
             let asked = Prompt {
                 choices,
                 priority,
+                submitted: self.now(),
+                program_id: program,
                 cache_salt: salt,
                 checkpoint_at: &marks,
                 ..Prompt::new(&prompt, want)

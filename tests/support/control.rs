@@ -2,7 +2,9 @@
 //! at once.
 #![allow(dead_code)] // each file uses its own part
 
-use deltapool::config::{Policy, Preempt};
+use std::time::Duration;
+
+use deltapool::config::{Batching, Policy, Preempt};
 use deltapool::scheduler::{
     Cost, Limits, Placement, Reuse, SampledToken, Scheduler, StepPlan, StepReport,
 };
@@ -38,8 +40,17 @@ pub fn scheduler_of(
         watermark_pages: 0,
         grid: 64,
         policy: Policy::Fcfs,
+        sjf_ageing: 0.0,
+        batching: Batching::Continuous,
+        reserve_long: None,
         preempt: Preempt::Swap,
-        cost: Cost { slot_bytes, block_bytes, link_bytes_per_second: 1e10, tokens_per_second: 1e4 },
+        cost: Cost {
+            slot_bytes,
+            block_bytes,
+            link_bytes_per_second: 1e10,
+            tokens_per_second: 1e4,
+            pair_seconds: 0.0,
+        },
         reuse: None,
         audit_percent: 0.0,
         park_every: None,
@@ -81,7 +92,7 @@ pub fn answer(plan: &StepPlan, report: &mut StepReport) {
 pub fn until_all_decode(scheduler: &mut Scheduler, running: usize) {
     let mut report = StepReport::default();
     loop {
-        let plan = scheduler.plan();
+        let plan = scheduler.plan(Duration::ZERO);
         let decoding = plan.draws.len();
         answer(&plan, &mut report);
         scheduler.commit(plan, &report);

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use deltapool::config::{EngineConfig, MemorySize};
 use deltapool::engine::core::Core;
@@ -108,6 +109,10 @@ impl Executor for Link {
         let mut report = self.inner.step(batch, now, draws);
         (report.finished, report.failed) = (done, failed);
         report
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
     }
 }
 

@@ -104,6 +104,7 @@ impl LineReader {
             constraint: constraint::take(&mut fields)?,
             n: fields.take("n")?.unwrap_or(1),
             priority: fields.take("priority")?,
+            program_id: fields.take("program_id")?,
             cache_salt: fields.take("cache_salt")?,
             checkpoint_at: fields.take("checkpoint_at")?.unwrap_or_default(),
             ..Request::new(Vec::new(), 0)

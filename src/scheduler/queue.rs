@@ -1,0 +1,193 @@
+//! The queue: who waits, in the order of service.
+//!
+//! Priority comes first, then the policy's key, then who came first. A key is given when a prompt
+//! is submitted and goes when it is served or promoted, so that what was pushed out later, or
+//! waited long enough, stands before all keys:
+//!
+//! | policy | key |
+//! |---|---|
+//! | `fcfs`, `priority` | none |
+//! | `sjf` | seconds that the prompt takes to compute, less what is kept of it |
+//! | `fair` | virtual time at which the program's share reaches it; see [`super::fairness`] |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::time::Duration;
+
+use super::sequence::SequenceId;
+
+/// Place in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    /// Lower is served first.
+    pub priority: i32,
+    key: u64,
+    /// Whose it is.
+    pub id: SequenceId,
+}
+
+/// What a sequence is ranked by besides its priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Ticket {
+    /// Lower is served first; 0 stands before all policies' keys.
+    key: u64,
+    /// Under `sjf` with ageing, the key and what ageing adds for coming late: of two, the lower has
+    /// the lower aged cost at any time.
+    aged: Option<u64>,
+    /// Its prompt is one of those that places are kept for.
+    pub is_long: bool,
+}
+
+impl Ticket {
+    /// A ticket by the policy's key; see [`key_of`].
+    pub fn by_key(key: u64, is_long: bool) -> Ticket {
+        Ticket { key, aged: None, is_long }
+    }
+
+    /// A ticket by a cost of `cost` seconds, for one that comes at `now` and whose cost falls by
+    /// `ageing` seconds for each second it waits.
+    pub fn by_cost(cost: f64, ageing: f64, now: Duration, is_long: bool) -> Ticket {
+        let aged = (ageing > 0.0).then(|| key_of(cost + ageing * now.as_secs_f64()));
+        Ticket { key: key_of(cost), aged, is_long }
+    }
+
+    /// Before all keys.
+    pub fn first(self) -> Ticket {
+        Ticket { key: 0, aged: None, ..self }
+    }
+
+    /// The place that it gives.
+    pub fn rank(self, priority: i32, id: SequenceId) -> Rank {
+        Rank { priority, key: self.key, id }
+    }
+}
+
+/// A policy's number as a key: never 0, in billionths.
+pub(super) fn key_of(number: f64) -> u64 {
+    // The cast saturates.
+    ((number * 1e9) as u64).max(1)
+}
+
+/// Those who wait.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    ranks: BTreeSet<Rank>,
+    /// Of those, the ones that age: by the class of their cost, then by their aged key.
+    ageing: BTreeMap<u16, BTreeSet<(u64, Rank)>>,
+    /// Of those, the long ones.
+    long: BTreeSet<Rank>,
+}
+
+impl Queue {
+    pub fn insert(&mut self, rank: Rank, ticket: Ticket) {
+        self.ranks.insert(rank);
+        self.long.extend(ticket.is_long.then_some(rank));
+        if let Some(aged) = ticket.aged {
+            self.ageing.entry(class_of(rank.key)).or_default().insert((aged, rank));
+        }
+    }
+
+    pub fn remove(&mut self, rank: Rank, ticket: Ticket) {
+        self.ranks.remove(&rank);
+        self.long.remove(&rank);
+        let class = class_of(rank.key);
+        if let Some(aged) = ticket.aged
+            && let Some(alike) = self.ageing.get_mut(&class)
+        {
+            alike.remove(&(aged, rank));
+            if alike.is_empty() {
+                self.ageing.remove(&class);
+            }
+        }
+    }
+
+    /// Who is served first.
+    pub fn first(&self) -> Option<Rank> {
+        self.ranks.first().copied()
+    }
+
+    /// Who is served next behind `after`.
+    pub fn next(&self, after: Bound<Rank>) -> Option<Rank> {
+        self.ranks.range((after, Bound::Unbounded)).next().copied()
+    }
+
+    /// The long one that is served next behind `after`.
+    pub fn next_long(&self, after: Bound<Rank>) -> Option<Rank> {
+        self.long.range((after, Bound::Unbounded)).next().copied()
+    }
+
+    pub fn len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter()
+    }
+
+    /// One that costs clearly more than the cheapest of those that have not been promoted, and
+    /// whose cost, aged by `ageing` seconds a second until `now`, is no more than the cheapest's,
+    /// which does not age: it is to be promoted (SEEDS.md C53). An order by aged costs alone would
+    /// never change among those that came together, since all age alike (C55).
+    pub fn to_promote(&self, ageing: f64, now: Duration) -> Option<Rank> {
+        let classes = self.ageing.iter();
+        let (&least_class, _) = classes.clone().next()?;
+        // Who ages has no priority, and who is promoted no key.
+        let least = Rank { priority: 0, key: 1, id: SequenceId(0) };
+        let cheapest = self.next(Bound::Included(least))?.key;
+        let limit = cheapest.saturating_add(key_of(ageing * now.as_secs_f64()));
+        let dearer = classes.skip_while(|(class, _)| **class <= least_class);
+        let first = dearer.filter_map(|(_, alike)| alike.first()).min()?;
+        (first.0 <= limit).then_some(first.1)
+    }
+}
+
+/// Costs in one class differ by an eighth at most: the position of the highest bit, and the three
+/// bits behind it.
+fn class_of(key: u64) -> u16 {
+    let bits = u64::BITS - key.leading_zeros();
+    let next = (key << key.leading_zeros().min(63) << 1) >> (u64::BITS - 3);
+    // Both are below 65.
+    (bits << 3) as u16 | next as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(queue: &mut Queue, id: u64, ticket: Ticket) -> Rank {
+        let rank = ticket.rank(0, SequenceId(id));
+        queue.insert(rank, ticket);
+        rank
+    }
+
+    /// The mix of SEEDS.md 3.4: costs of 294.1 and 14.2 ms, all there at once.
+    #[test]
+    fn a_long_prompt_is_promoted_when_its_aged_cost_is_that_of_a_short_one() {
+        let (long, short, ageing) = (0.2941, 0.01422, 2.646);
+        let mut queue = Queue::default();
+        let by_cost = |cost| Ticket::by_cost(cost, ageing, Duration::ZERO, false);
+        let first = enter(&mut queue, 0, by_cost(long));
+        for id in 1..=20 {
+            enter(&mut queue, id, by_cost(short));
+        }
+        let moment = (long - short) / ageing;
+        let at = |seconds| queue.to_promote(ageing, Duration::from_secs_f64(seconds));
+        assert_eq!(at(moment - 1e-4), None);
+        assert_eq!(at(moment + 1e-4), Some(first));
+        assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(1)));
+        queue.remove(first, by_cost(long));
+        enter(&mut queue, 0, by_cost(long).first());
+        assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(0)));
+    }
+
+    #[test]
+    fn who_leaves_takes_all_that_was_noted_of_it() {
+        let mut queue = Queue::default();
+        let ticket = Ticket::by_cost(1.0, 0.5, Duration::from_secs(3), true);
+        let rank = enter(&mut queue, 7, ticket);
+        assert_eq!(queue.next_long(Bound::Unbounded), Some(rank));
+        queue.remove(rank, ticket);
+        queue.remove(rank, ticket);
+        assert!(queue.long.is_empty() && queue.len() == 0 && queue.ageing.is_empty());
+    }
+}
