@@ -108,7 +108,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("safetensors", &["src/weights"]),
     ("strsim", &["src/cli"]),
     ("tokenizers", &["src/text"]),
-    ("toml", &["src/cli"]),
+    ("toml", &["src/cli", "src/simulate/hardware.rs"]),
 ];
 
 /// Parts of the standard library that a room must not reach for: the control plane has no bytes,
