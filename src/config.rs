@@ -77,6 +77,16 @@ pub enum Batching {
     Static,
 }
 
+impl Batching {
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Batching::Continuous => "continuous",
+            Batching::Static => "static",
+        }
+    }
+}
+
 /// How a sequence is pushed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preempt {
@@ -86,6 +96,17 @@ pub enum Preempt {
     Swap,
     /// Always computed again.
     Recompute,
+}
+
+impl Preempt {
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Preempt::Auto => "auto",
+            Preempt::Swap => "swap",
+            Preempt::Recompute => "recompute",
+        }
+    }
 }
 
 /// Tokens of prompts that wait and of prefixes that were lost, four bytes each: 64 MiB.
@@ -311,6 +332,11 @@ impl EngineConfig {
     /// Sequences that may hold device memory at once.
     pub fn max_num_seqs(&self) -> usize {
         self.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS.min(self.max_num_batched_tokens))
+    }
+
+    /// Of so many pages of the device, those that admission leaves free while anything runs.
+    pub fn watermark_pages(&self, pages: usize) -> usize {
+        (pages as f64 * self.watermark_percent / 100.0) as usize
     }
 
     /// Refuses limits that cannot work, whatever the model and the machine.

@@ -49,6 +49,7 @@ const ROOMS: &[Room] = &[
         may: &[
             All("scheduler"),
             All("engine"),
+            All("models::batch"),
             All("models::spec"),
             All("request"),
             All("config"),

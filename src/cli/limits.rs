@@ -193,11 +193,11 @@ impl ValueEnum for Batching {
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Batching::Continuous => PossibleValue::new("continuous").help("at the next step"),
-            Batching::Static => PossibleValue::new("static")
-                .help("when all that run have ended: a baseline to compare with"),
-        })
+        let help = match self {
+            Batching::Continuous => "at the next step",
+            Batching::Static => "when all that run have ended: a baseline to compare with",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 
@@ -222,14 +222,12 @@ impl ValueEnum for Preempt {
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Preempt::Auto => {
-                PossibleValue::new("auto").help("whichever of the two takes less time")
-            }
-            Preempt::Swap => PossibleValue::new("swap")
-                .help("copied to the host memory; computed again only when that is full"),
-            Preempt::Recompute => PossibleValue::new("recompute").help("computed again"),
-        })
+        let help = match self {
+            Preempt::Auto => "whichever of the two takes less time",
+            Preempt::Swap => "copied to the host memory; computed again only when that is full",
+            Preempt::Recompute => "computed again",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::{Compute, Cpu, Isa, KvDtype, Quantization};
-use state_pool::{StatePool, Tier};
+use state_pool::{PoolLayout, StatePool, Tier};
 
 use super::constraint::Grammars;
 use super::core::Core;
@@ -131,7 +131,10 @@ impl<'p> EngineBuilder<'p> {
     ) -> Result<Core<E>, EngineError> {
         let model = Model::new(&self.files, self.files.load(&mut self.progress)?)?;
         let (cost, executor) = self.executor(model, limits)?;
-        let door = self.door(scheduler_limits(limits, cost, &self.files), limits);
+        let (config, longest, grid) =
+            (&limits.config, limits.max_model_len, self.files.spec.grid());
+        let rules = scheduler_limits(config, &limits.device, longest, grid, cost);
+        let door = self.door(rules, limits);
         let device = StatePool::new(Tier::Device, limits.device.clone());
         let host = StatePool::new(Tier::Host, limits.host.clone());
         let scheduler = Scheduler::new(door.limits.clone(), device, host);
@@ -193,32 +196,39 @@ impl<'p> EngineBuilder<'p> {
     }
 }
 
-fn scheduler_limits(limits: &EngineLimits, cost: Cost, files: &ModelFiles) -> Limits {
+/// The limits of a scheduler over a device of this layout, for a model with this grid.
+pub fn scheduler_limits(
+    config: &EngineConfig,
+    device: &PoolLayout,
+    max_model_len: usize,
+    grid: usize,
+    cost: Cost,
+) -> Limits {
     Limits {
-        max_num_batched_tokens: limits.config.max_num_batched_tokens,
-        prefill_floor: limits.config.prefill_floor,
-        max_num_seqs: limits.max_num_seqs,
-        max_model_len: limits.max_model_len,
-        watermark_pages: limits.watermark_pages,
-        grid: files.spec.grid(),
-        policy: limits.config.policy,
-        sjf_ageing: limits.config.sjf_ageing,
-        batching: limits.config.batching,
-        reserve_long: (limits.config.reserve_long > 0).then_some(LongReserve {
-            places: limits.config.reserve_long,
-            prompt_tokens: limits.config.long_prompt,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        prefill_floor: config.prefill_floor,
+        max_num_seqs: config.max_num_seqs(),
+        max_model_len,
+        watermark_pages: config.watermark_pages(device.pages),
+        grid,
+        policy: config.policy,
+        sjf_ageing: config.sjf_ageing,
+        batching: config.batching,
+        reserve_long: (config.reserve_long > 0).then_some(LongReserve {
+            places: config.reserve_long,
+            prompt_tokens: config.long_prompt,
         }),
-        preempt: limits.config.preempt,
+        preempt: config.preempt,
         cost,
-        reuse: limits.config.prefix_cache.then(|| Reuse {
-            exact_only: limits.config.exact_prefix,
-            placement: Placement { every: limits.config.checkpoint_every, ..Placement::default() },
+        reuse: config.prefix_cache.then(|| Reuse {
+            exact_only: config.exact_prefix,
+            placement: Placement { every: config.checkpoint_every, ..Placement::default() },
             keep_turn_ends: true,
-            grid_tokens: files.spec.grid(),
+            grid_tokens: grid,
             max_ghost_tokens: MAX_GHOST_TOKENS,
         }),
-        audit_percent: limits.config.audit_percent,
-        park_every: limits.config.park_every,
+        audit_percent: config.audit_percent,
+        park_every: config.park_every,
     }
 }
 

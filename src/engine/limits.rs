@@ -87,7 +87,7 @@ impl EngineLimits {
             max_num_seqs,
             max_model_len,
             context,
-            watermark_pages: (device.pages as f64 * config.watermark_percent / 100.0) as usize,
+            watermark_pages: config.watermark_pages(device.pages),
             most_rows: most_rows(config, max_num_seqs, max_model_len),
             device,
             host,

@@ -28,7 +28,7 @@
 //! # }
 //! ```
 
-mod builder;
+pub mod builder;
 pub mod constraint;
 pub mod core;
 pub mod door;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kernels::{Snapshot, Span, Spans};
+use kernels::{Form, Snapshot, Span, Spans};
 
 /// The rows of one step and where their memory lies, in byte offsets of the device arena.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,6 +69,11 @@ impl Batch {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Start and rows of each span, and whether they are tokens of a prompt.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, usize, bool)> {
+        self.spans.iter().map(|span| (span.start, span.rows, span.form == Form::Chunk))
     }
 
     /// Position of each row in its sequence.

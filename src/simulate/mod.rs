@@ -5,24 +5,35 @@
 //! what is in the step ([`step_cost`]).
 
 mod cache;
+pub mod figures;
 pub mod hardware;
+mod ledger;
 pub mod model;
+pub mod modelled;
 mod named;
 pub mod policy;
 pub mod reuse;
 mod runs;
+pub mod sampling;
 pub mod setup;
+pub mod simulation;
 pub mod step;
 pub mod trace;
+pub mod traffic;
 pub mod workload;
 
 pub use cache::CacheFigures;
+pub use figures::{Latencies, Spread};
 pub use hardware::{HardwareProfile, ProfileError};
 pub use model::{Experts, ModelConfigError, ModelProfile, Weights};
+pub use modelled::{ModelledExecutor, Timing, VirtualClock};
 pub use policy::Policy;
 pub use reuse::{Outcome, Share, TierFigures, replay};
 pub use runs::{Run, Runs};
+pub use sampling::{Arrivals, Lengths};
 pub use setup::{DeviceMemory, ReplayError, Setup};
+pub use simulation::{Report, Simulation, SimulationError, StepLine};
 pub use step::{Bound, StepCost, StepModel, StepWork, step_cost};
 pub use trace::TraceError;
+pub use traffic::{MadeUp, Traffic};
 pub use workload::{NAMED, Outline, Workload};

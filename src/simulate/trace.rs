@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -54,10 +55,12 @@ pub enum TraceError {
 }
 
 /// A line of a trace.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// Its number in the file, from 1.
     pub line: usize,
+    /// When it came, in milliseconds from the trace's beginning.
+    pub timestamp: Option<f64>,
     /// Tokens of the prompt.
     pub input_len: usize,
     /// Tokens of the answer, one or more.
@@ -103,6 +106,26 @@ pub fn read(path: &Path, limit: Option<usize>) -> Result<Vec<Entry>, TraceError>
     Ok(entries)
 }
 
+/// When each of the requests came, counted from the first of them.
+///
+/// # Errors
+/// The first line without a time, or with one before that of the line above.
+pub(super) fn arrivals(path: &Path, entries: &[Entry]) -> Result<Vec<Duration>, TraceError> {
+    let first = entries.first().and_then(|entry| entry.timestamp).unwrap_or(0.0);
+    let mut last = first;
+    let time = |entry: &Entry| {
+        let time =
+            entry.timestamp.filter(|time| *time >= last).ok_or_else(|| TraceError::Line {
+                path: path.display().to_string(),
+                line: entry.line,
+                reason: format!("timestamp is to be a number of milliseconds, {last} or more"),
+            })?;
+        last = time;
+        Ok(Duration::try_from_secs_f64((time - first) / 1e3).unwrap_or(Duration::MAX))
+    };
+    entries.iter().map(time).collect()
+}
+
 fn entry(line: usize, text: &str) -> Result<Entry, String> {
     let object: Map<String, Value> =
         serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))?;
@@ -122,7 +145,8 @@ fn entry(line: usize, text: &str) -> Result<Entry, String> {
             hash_ids.len(),
         ));
     }
-    Ok(Entry { line, input_len, output_len, hash_ids })
+    let timestamp = object.get("timestamp").and_then(Value::as_f64);
+    Ok(Entry { line, timestamp, input_len, output_len, hash_ids })
 }
 
 fn value<'o>(object: &'o Map<String, Value>, key: &str) -> Result<&'o Value, String> {

@@ -1,0 +1,285 @@
+//! What a simulation remembers of its requests and steps, and what follows from it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::figures::{
+    Fairness, Goodput, Latencies, Occupied, Preempted, Spread, Stalls, Steps, Throughput,
+};
+use super::hardware::HardwareProfile;
+use super::modelled::Totals;
+use super::traffic::Traffic;
+use crate::engine::StepRecord;
+use crate::request::Event;
+use crate::scheduler::{Occupancy, SchedulerStats};
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kept {
+    is_long: bool,
+    prompt_tokens: usize,
+    /// When it came; none before.
+    arrived: Option<Duration>,
+    started: Option<Duration>,
+    first_token: Option<Duration>,
+    last_token: Duration,
+    tokens: usize,
+    has_ended: bool,
+    preemptions: u64,
+    recomputed_tokens: u64,
+}
+
+impl Kept {
+    /// Seconds from its arrival.
+    fn since_arrival(&self, time: Duration) -> f64 {
+        time.saturating_sub(self.arrived.unwrap_or_default()).as_secs_f64()
+    }
+
+    fn ttft(&self) -> Option<f64> {
+        self.first_token.map(|first| self.since_arrival(first))
+    }
+
+    /// Mean time of a token after the first; none with one token.
+    fn tpot(&self) -> Option<f64> {
+        let first = self.first_token.filter(|_| self.tokens > 1)?;
+        Some((self.last_token - first).as_secs_f64() / (self.tokens - 1) as f64)
+    }
+}
+
+/// Remembers what happened.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    requests: Vec<Kept>,
+    entered: usize,
+    ended: usize,
+    /// Gaps between tokens of requests with a short prompt, and with a long one.
+    gaps: [Vec<f64>; 2],
+    /// Durations of steps that computed something.
+    steps: Vec<f64>,
+    steps_with_prompts: u64,
+    mixed_steps: u64,
+    decode_steps: u64,
+    decodes: u64,
+    /// Sequences on the device, summed over the seconds.
+    running_seconds: f64,
+    /// Seconds by how many ran while somebody waited.
+    queued_seconds: Vec<f64>,
+    all_steps: u64,
+}
+
+impl Ledger {
+    pub fn new(traffic: &Traffic, long_prompt: usize) -> Ledger {
+        let kept = |len: usize| Kept {
+            is_long: len >= long_prompt,
+            prompt_tokens: len,
+            ..Kept::default()
+        };
+        Ledger {
+            requests: traffic.requests.iter().map(|request| kept(request.prompt.len())).collect(),
+            entered: 0,
+            ended: 0,
+            gaps: Default::default(),
+            steps: Vec::new(),
+            steps_with_prompts: 0,
+            mixed_steps: 0,
+            decode_steps: 0,
+            decodes: 0,
+            running_seconds: 0.0,
+            queued_seconds: Vec::new(),
+            all_steps: 0,
+        }
+    }
+
+    /// A request came at `at`.
+    pub fn enter(&mut self, index: usize, at: Duration) {
+        self.requests[index].arrived = Some(at);
+        self.entered += 1;
+    }
+
+    /// Requests that came and have not ended.
+    pub fn open(&self) -> usize {
+        self.entered - self.ended
+    }
+
+    pub fn ended(&self) -> usize {
+        self.ended
+    }
+
+    /// Takes a step that took `time`; who is where is told as of its end.
+    pub fn note_step(
+        &mut self,
+        step: &StepRecord,
+        occupancy: &Occupancy,
+        time: Duration,
+        has_computed: bool,
+    ) {
+        let seconds = time.as_secs_f64();
+        self.all_steps += 1;
+        let running = occupancy.running + occupancy.in_flight;
+        self.running_seconds += running as f64 * seconds;
+        if occupancy.waiting > 0 {
+            let size = self.queued_seconds.len().max(running + 1);
+            self.queued_seconds.resize(size, 0.0);
+            self.queued_seconds[running] += seconds;
+        }
+        if has_computed {
+            self.steps.push(seconds);
+            let (has_prompts, decodes) = (step.prompt_tokens > 0, step.decoding);
+            self.steps_with_prompts += u64::from(has_prompts);
+            self.mixed_steps += u64::from(has_prompts && decodes > 0);
+            self.decode_steps += u64::from(decodes > 0);
+            self.decodes += decodes as u64;
+        }
+    }
+
+    /// Takes an event of a request; true when the request has ended.
+    pub fn note_event(&mut self, index: usize, event: &Event, now: Duration) -> bool {
+        let kept = &mut self.requests[index];
+        kept.started.get_or_insert(now);
+        if event.token.is_some() {
+            match kept.first_token {
+                None => kept.first_token = Some(now),
+                Some(_) => {
+                    let gap = now - kept.last_token;
+                    self.gaps[usize::from(kept.is_long)].push(gap.as_secs_f64());
+                }
+            }
+            kept.last_token = now;
+            kept.tokens += 1;
+        }
+        let Some(finish) = &event.finish else { return false };
+        kept.has_ended = true;
+        kept.preemptions = finish.figures.preemptions;
+        kept.recomputed_tokens = finish.figures.recomputed_tokens;
+        if let (Some(queue), Some(arrived)) = (finish.figures.queue, kept.arrived) {
+            // From submit, which comes with the first step after the arrival.
+            kept.started = Some(arrived + queue);
+        }
+        self.ended += 1;
+        true
+    }
+
+    /// When the last token came.
+    pub fn end(&self) -> Duration {
+        self.requests.iter().map(|kept| kept.last_token).max().unwrap_or_default()
+    }
+
+    /// Of the requests with a long prompt, a short one, or all. None where only one kind is asked
+    /// for and there is only one.
+    pub fn latencies(&mut self, is_long: Option<bool>) -> Option<Latencies> {
+        let long = self.requests.iter().filter(|kept| kept.is_long).count();
+        if is_long.is_some() && (long == 0 || long == self.requests.len()) {
+            return None;
+        }
+        let is_asked = |kept: &&Kept| is_long.is_none_or(|is_long| kept.is_long == is_long);
+        let asked = || self.requests.iter().filter(is_asked);
+        let queue = |kept: &Kept| kept.started.map(|at| kept.since_arrival(at));
+        let end = |kept: &Kept| kept.has_ended.then(|| kept.since_arrival(kept.last_token));
+        let mut gaps = match is_long {
+            Some(is_long) => self.gaps[usize::from(is_long)].clone(),
+            None => self.gaps.concat(),
+        };
+        Some(Latencies {
+            queue: spread(asked().filter_map(queue)),
+            ttft: spread(asked().filter_map(Kept::ttft)),
+            tpot: spread(asked().filter_map(Kept::tpot)),
+            itl: Spread::of(&mut gaps),
+            e2e: spread(asked().filter_map(end)),
+        })
+    }
+
+    pub fn stalls(&self) -> Stalls {
+        let mut gaps = self.gaps.concat();
+        let median = Spread::of(&mut gaps).p50;
+        let above = |times: f64| gaps.len() - gaps.partition_point(|gap| *gap <= times * median);
+        Stalls { above_2x: above(2.0), above_5x: above(5.0), above_10x: above(10.0) }
+    }
+
+    pub fn goodput(&self, (ttft, tpot): (Option<f64>, Option<f64>)) -> Option<Goodput> {
+        if ttft.is_none() && tpot.is_none() {
+            return None;
+        }
+        let keeps = |value: Option<f64>, target: Option<f64>| {
+            target.is_none_or(|target| value.is_none_or(|value| value <= target))
+        };
+        let good =
+            |kept: &&Kept| kept.has_ended && keeps(kept.ttft(), ttft) && keeps(kept.tpot(), tpot);
+        let good = self.requests.iter().filter(good).count() as f64;
+        Some(Goodput {
+            ttft,
+            tpot,
+            share: good / self.requests.len().max(1) as f64,
+            requests_per_second: good / self.end().as_secs_f64().max(f64::MIN_POSITIVE),
+        })
+    }
+
+    pub fn throughput(&self, price_per_hour: Option<f64>) -> Throughput {
+        let seconds = self.end().as_secs_f64().max(f64::MIN_POSITIVE);
+        let tokens: usize = self.requests.iter().map(|kept| kept.tokens).sum();
+        let prompts: usize = self.requests.iter().map(|kept| kept.prompt_tokens).sum();
+        let generated_tokens = tokens as f64 / seconds;
+        Throughput {
+            requests: self.ended as f64 / seconds,
+            prompt_tokens: prompts as f64 / seconds,
+            generated_tokens,
+            // F24.
+            price_per_million: price_per_hour.map(|price| price * 1e6 / (generated_tokens * 3600.)),
+        }
+    }
+
+    pub fn steps(&mut self, totals: &Totals, hardware: &HardwareProfile) -> Steps {
+        let computed = self.steps.len();
+        let seconds = Spread::of(&mut self.steps);
+        let time: f64 = totals.bound_seconds.iter().sum();
+        let part = |seconds: f64| seconds / time.max(f64::MIN_POSITIVE);
+        let all = self.end().as_secs_f64().max(f64::MIN_POSITIVE);
+        Steps {
+            count: self.all_steps,
+            with_prompts: self.steps_with_prompts as f64 / computed.max(1) as f64,
+            mixed: self.mixed_steps,
+            seconds,
+            bound_by_bandwidth: part(totals.bound_seconds[0]),
+            bound_by_compute: part(totals.bound_seconds[1]),
+            bound_by_overhead: part(totals.bound_seconds[2]),
+            mbu: totals.bytes / all / hardware.memory_bandwidth,
+            mfu: totals.flops / all / hardware.flops,
+            padding_rows: totals.padding_rows as f64 / self.decode_steps.max(1) as f64,
+        }
+    }
+
+    pub fn occupancy(&self, most_running: usize, places: usize) -> Occupied {
+        Occupied {
+            generating: self.decodes as f64 / self.decode_steps.max(1) as f64,
+            running: self.running_seconds / self.end().as_secs_f64().max(f64::MIN_POSITIVE),
+            most_running,
+            seconds_with_a_place_free_and_a_queue: self.queued_seconds.iter().take(places).sum(),
+        }
+    }
+
+    /// All but how busy the link was.
+    pub fn preempted(&self, stats: &SchedulerStats) -> Preempted {
+        Preempted {
+            preemptions: self.requests.iter().map(|kept| kept.preemptions).sum(),
+            parked: stats.parked,
+            recomputed: stats.recomputed,
+            host_full: stats.host_full,
+            recomputed_tokens: self.requests.iter().map(|kept| kept.recomputed_tokens).sum(),
+            swapped_bytes: stats.swapped_bytes,
+            ..Preempted::default()
+        }
+    }
+
+    /// Tokens computed for each program, if there are any.
+    pub fn fairness(&self, traffic: &Traffic) -> Option<Fairness> {
+        let mut tokens = BTreeMap::new();
+        for (kept, request) in self.requests.iter().zip(&traffic.requests) {
+            let program = request.program?.to_string();
+            *tokens.entry(program).or_insert(0) += (kept.prompt_tokens + kept.tokens) as u64;
+        }
+        Some(Fairness::of(tokens)).filter(|fairness| !fairness.tokens.is_empty())
+    }
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> Spread {
+    Spread::of(&mut values.collect::<Vec<f64>>())
+}

@@ -1,0 +1,261 @@
+//! An executor whose steps and copies take the time that a profile says, on a clock of its own: the
+//! same scheduler, pools and tree decide as with a real one, and nothing is computed.
+//!
+//! ```text
+//! step:  | spans of the batch ............................ | now + step_cost
+//! out:   | copies to the host, one behind the other | ...
+//! in:    | copies from the host ... |
+//! ```
+//!
+//! Copies overlap the spans, each way on a link of its own. One is reported in the first step that
+//! ends after it, so that its units stay held until then. A step with nothing to compute lasts until
+//! the next copy ends.
+
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use super::hardware::HardwareProfile;
+use super::model::ModelProfile;
+use super::step::{StepCost, StepModel, StepWork, step_cost};
+use crate::engine::executor::{Executor, PlannedDraw};
+use crate::engine::lower::Job;
+use crate::models::batch::Batch;
+use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport, TransferId};
+
+/// The token that ends an answer: beyond those of the workloads.
+pub const END_OF_ANSWER: u32 = 160_000;
+
+/// Time that only moves when it is told to, in whole nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct VirtualClock(Duration);
+
+impl VirtualClock {
+    /// The time.
+    pub fn now(self) -> Duration {
+        self.0
+    }
+
+    /// Lets `seconds` pass.
+    pub fn advance(&mut self, seconds: f64) {
+        self.0 += nanoseconds(seconds);
+    }
+
+    /// Goes to a time that is not past.
+    pub fn advance_to(&mut self, time: Duration) {
+        self.0 = self.0.max(time);
+    }
+}
+
+/// How steps and copies are timed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timing {
+    /// What runs.
+    pub model: ModelProfile,
+    /// On what.
+    pub hardware: HardwareProfile,
+    /// How reads and arithmetic of a step share its time.
+    pub step_model: StepModel,
+    /// Whether copies run beside the spans; without it, a step waits for them.
+    pub overlap_copies: bool,
+    /// Whether rows of finished answers are read on until all of their batch have ended, as a
+    /// request-level batch of fixed shape does.
+    pub dead_slots_pay: bool,
+    /// Numbers of generated rows that a step may have, ascending; each is filled up to the next
+    /// one. Empty: any.
+    pub buckets: Vec<usize>,
+    /// Whether a row that only fills up reads the mean context.
+    pub padding_reads: bool,
+}
+
+/// What an executor has done.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Totals {
+    /// Seconds of steps that computed something, by what they waited for: the device's memory, its
+    /// arithmetic, what every step costs.
+    pub bound_seconds: [f64; 3],
+    /// Bytes that they read and wrote.
+    pub bytes: f64,
+    /// FLOPs.
+    pub flops: f64,
+    /// Seconds in which each way of the link copied: out, in.
+    pub link_seconds: [f64; 2],
+    /// Rows that only filled a bucket.
+    pub padding_rows: u64,
+}
+
+/// Times what a scheduler plans.
+#[derive(Debug)]
+pub struct ModelledExecutor {
+    timing: Timing,
+    clock: VirtualClock,
+    /// When each way of the link is free: out, in.
+    free_at: [Duration; 2],
+    /// Copies that have not been reported, and when they end.
+    copies: Vec<(TransferId, Duration)>,
+    /// A step without work does not last beyond this.
+    wake_at: Option<Duration>,
+    /// The answer of each request, by its seed.
+    answers: FxHashMap<u64, Vec<u32>>,
+    /// Contexts of the answers of a batch that have ended, in tokens.
+    dead_context: f64,
+    chunks: Vec<(usize, usize)>,
+    last: Option<StepCost>,
+    totals: Totals,
+}
+
+impl ModelledExecutor {
+    /// One at time 0.
+    pub fn new(timing: Timing) -> ModelledExecutor {
+        ModelledExecutor {
+            timing,
+            clock: VirtualClock::default(),
+            free_at: [Duration::ZERO; 2],
+            copies: Vec::new(),
+            wake_at: None,
+            answers: FxHashMap::default(),
+            dead_context: 0.0,
+            chunks: Vec::new(),
+            last: None,
+            totals: Totals::default(),
+        }
+    }
+
+    /// The answer that the request of this seed will get: its last token is
+    /// [`END_OF_ANSWER`], whatever the request allows.
+    pub fn expect(&mut self, seed: u64, answer: Vec<u32>) {
+        self.answers.insert(seed, answer);
+    }
+
+    /// The request of this seed has ended.
+    pub fn forget(&mut self, seed: u64) {
+        self.answers.remove(&seed);
+    }
+
+    /// Goes to a time at which something arrives, with nothing to do before.
+    pub fn advance_to(&mut self, time: Duration) {
+        self.clock.advance_to(time);
+    }
+
+    /// Says when the next request arrives, if one is to come.
+    pub fn wake_at(&mut self, time: Option<Duration>) {
+        self.wake_at = time;
+    }
+
+    /// What the last step cost, if it computed something.
+    pub fn last_cost(&self) -> Option<StepCost> {
+        self.last
+    }
+
+    /// What was done so far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Puts copies on the link.
+    fn start(&mut self, jobs: Vec<Job>) {
+        for job in jobs {
+            let bytes: usize = job.pieces.iter().map(|piece| piece.bytes).sum();
+            let hardware = &self.timing.hardware;
+            let (way, seconds) = match job.direction {
+                Direction::Out => (0, hardware.out_seconds(bytes as f64)),
+                Direction::In => (1, hardware.in_seconds(bytes as f64)),
+            };
+            let start = self.free_at[way].max(self.clock.now());
+            let end = start + nanoseconds(seconds);
+            self.free_at[way] = end;
+            self.totals.link_seconds[way] += seconds;
+            self.copies.push((job.id, end));
+            if !self.timing.overlap_copies {
+                self.clock.advance_to(end);
+            }
+        }
+    }
+
+    /// Lets the time of the spans pass.
+    fn compute(&mut self, batch: &Batch) {
+        self.chunks.clear();
+        let (mut decodes, mut context) = (0, 0.0);
+        for (start, rows, is_prompt) in batch.parts() {
+            if is_prompt {
+                self.chunks.push((start, rows));
+                continue;
+            }
+            decodes += rows;
+            // Row i attends to all before it and to itself.
+            let (start, rows) = (start as f64, rows as f64);
+            context += rows * start + rows * (rows + 1.0) / 2.0;
+        }
+        if decodes == 0 && self.chunks.first().is_some_and(|chunk| chunk.0 == 0) {
+            self.dead_context = 0.0;
+        }
+        let padding = self.padding(decodes);
+        self.totals.padding_rows += padding as u64;
+        let read = if self.timing.padding_reads { padding as f64 } else { 0.0 };
+        let mean = context / decodes.max(1) as f64;
+        let work = StepWork {
+            decodes,
+            decode_context: context,
+            chunks: &self.chunks,
+            dead_context: self.dead_context + read * mean,
+        };
+        let Timing { step_model, hardware, model, .. } = &self.timing;
+        let cost = step_cost(*step_model, hardware, model, &work);
+        self.clock.advance(cost.seconds);
+        self.totals.bound_seconds[cost.bound as usize] += cost.seconds;
+        self.totals.bytes += cost.bytes;
+        self.totals.flops += cost.flops;
+        self.last = Some(cost);
+    }
+
+    /// Rows that fill up a step of so many generated ones.
+    fn padding(&self, decodes: usize) -> usize {
+        let buckets = &self.timing.buckets;
+        let next = buckets.get(buckets.partition_point(|bucket| *bucket < decodes));
+        next.filter(|_| decodes > 0).map_or(0, |bucket| bucket - decodes)
+    }
+
+    /// The next token of an answer.
+    fn token(&mut self, draw: &PlannedDraw<'_>) -> (SequenceId, u32) {
+        let at = draw.draw.tokens.len() - draw.draw.prompt_len;
+        let answer = &self.answers[&draw.draw.seed];
+        let is_last = at + 1 == answer.len();
+        if is_last && self.timing.dead_slots_pay {
+            self.dead_context += draw.draw.tokens.len() as f64;
+        }
+        (draw.sequence, if is_last { END_OF_ANSWER } else { answer[at] })
+    }
+}
+
+impl Executor for ModelledExecutor {
+    fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport {
+        let start = self.clock.now();
+        let mut report = StepReport::default();
+        self.start(jobs);
+        self.last = None;
+        if batch.rows() > 0 {
+            self.compute(batch);
+        } else if let Some(end) = self.copies.iter().map(|copy| copy.1).min() {
+            self.clock.advance_to(self.wake_at.map_or(end, |wake| end.min(wake)));
+        }
+        let now = self.clock.now();
+        let ended = self.copies.extract_if(.., |copy| copy.1 <= now);
+        report.finished.extend(ended.map(|copy| copy.0));
+        for draw in draws {
+            let (sequence, token) = self.token(draw);
+            report.sampled.push(SampledToken { sequence, drawn: Ok(token), logprobs: None });
+        }
+        report.duration = now - start;
+        report
+    }
+
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+}
+
+/// Whole nanoseconds, the time of more than 584 years being that.
+fn nanoseconds(seconds: f64) -> Duration {
+    // The cast saturates.
+    Duration::from_nanos((seconds * 1e9).round() as u64)
+}

@@ -1,0 +1,447 @@
+//! Traffic through the real engine loop on a virtual clock: what this scheduler would do on other
+//! hardware.
+//!
+//! ```text
+//! arrivals -> Core [ plan -> lower -> ModelledExecutor (time passes) -> commit ] -> events -> Report
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use state_pool::{BLOCK_LEN, LayoutError, PoolLayout, StatePool, Tier, TierSizes};
+
+use super::figures::{
+    Fairness, Goodput, Latencies, Occupied, Pools, Preempted, Reused, Stalls, Steps, Throughput,
+};
+use super::ledger::Ledger;
+use super::modelled::{END_OF_ANSWER, ModelledExecutor, Timing};
+use super::traffic::Traffic;
+use crate::config::{EngineConfig, InvalidLimit};
+use crate::engine::RequestId;
+use crate::engine::builder::scheduler_limits;
+use crate::engine::constraint::Grammars;
+use crate::engine::core::Core;
+use crate::engine::door::Door;
+use crate::request::Request;
+use crate::scheduler::limits::device_tokens;
+use crate::scheduler::{Cost, Limits, Scheduler};
+
+/// Steps in a row in which nothing happens and no time passes.
+const MOST_IDLE_STEPS: usize = 100;
+
+/// Slots of no bytes, where nothing else bounds them.
+const MOST_SEQUENCES: usize = 1 << 20;
+
+/// Traffic, and on what it runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Simulation {
+    /// How steps and copies are timed.
+    pub timing: Timing,
+    /// Rules of the scheduler; its memories are those below.
+    pub config: EngineConfig,
+    /// Bytes of slots and blocks on the device.
+    pub device_bytes: usize,
+    /// On the host; 0 for none.
+    pub host_bytes: usize,
+    /// Seconds to the first token that a request should keep to.
+    pub slo_ttft: Option<f64>,
+    /// Seconds of a token after it.
+    pub slo_tpot: Option<f64>,
+}
+
+/// Why traffic cannot be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulationError {
+    /// A limit that cannot work.
+    #[error(transparent)]
+    Limit(#[from] InvalidLimit),
+    /// A tier's memory does not suit the model.
+    #[error("{flag}: {source}")]
+    Layout {
+        /// The flag that sets it.
+        flag: &'static str,
+        /// Why.
+        source: LayoutError,
+    },
+    /// A request is longer than the device holds.
+    #[error(
+        "request {index}: {tokens} tokens, prompt and answer together, do not fit: \
+         --device-memory holds one sequence of {device_tokens} tokens"
+    )]
+    TooLong {
+        /// Its place in the order of arrival, from 0.
+        index: usize,
+        /// Prompt and answer together.
+        tokens: usize,
+        /// What the device holds for one sequence.
+        device_tokens: usize,
+    },
+    /// A fault of this program.
+    #[error("the scheduler stands still with {open} requests open at {seconds} s")]
+    Stuck {
+        /// Requests without a complete answer.
+        open: usize,
+        /// When.
+        seconds: f64,
+    },
+}
+
+/// What was simulated: enough to do it again.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Header {
+    /// Version of this program.
+    pub version: &'static str,
+    /// The traffic.
+    pub traffic: String,
+    /// Its requests.
+    pub requests: usize,
+    /// Name of the hardware.
+    pub hardware: String,
+    /// Name of the model.
+    pub model: String,
+    /// How reads and arithmetic share a step.
+    pub step_model: String,
+    /// Order of service.
+    pub scheduling_policy: &'static str,
+    /// When sequences join.
+    pub batching: String,
+    /// How a sequence is pushed out.
+    pub preempt: String,
+    /// Tokens of a step.
+    pub max_num_batched_tokens: usize,
+    /// Sequences on the device.
+    pub max_num_seqs: usize,
+    /// Positions at which prompt spans end.
+    pub grid: usize,
+    /// Bytes of slots and blocks on the device.
+    pub device_bytes: usize,
+    /// On the host.
+    pub host_bytes: usize,
+    /// Percent of the device's pages that admission leaves free.
+    pub watermark_percent: f64,
+}
+
+/// What became of the traffic.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// What was simulated.
+    pub header: Header,
+    /// Virtual seconds until the last token.
+    pub seconds: f64,
+    /// Rates over them.
+    pub throughput: Throughput,
+    /// Of all requests.
+    pub latency: Latencies,
+    /// Of those with a short prompt, where some are long.
+    pub latency_short: Option<Latencies>,
+    /// Of those with a long one, where some are short.
+    pub latency_long: Option<Latencies>,
+    /// Long gaps.
+    pub stalls: Stalls,
+    /// Requests that kept to the targets, if there are any.
+    pub goodput: Option<Goodput>,
+    /// The steps.
+    pub steps: Steps,
+    /// How full they were.
+    pub occupancy: Occupied,
+    /// The pools.
+    pub pools: Pools,
+    /// What was pushed out.
+    pub preempted: Preempted,
+    /// What was there already.
+    pub reuse: Reused,
+    /// Who was served, where there are programs.
+    pub fairness: Option<Fairness>,
+}
+
+/// One step, for who follows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepLine {
+    /// Virtual second at which it began.
+    pub t: f64,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Sequences that generated.
+    pub decodes: usize,
+    /// Tokens of prompts.
+    pub prompt_tokens: usize,
+    /// Sequences on the device.
+    pub running: usize,
+    /// In the queue.
+    pub waiting: usize,
+    /// On the host.
+    pub parked: usize,
+    /// Pages of the device that hold nothing.
+    pub free_pages: usize,
+    /// Copies to the host that began.
+    pub copies_out: usize,
+    /// Copies from the host that began.
+    pub copies_in: usize,
+}
+
+impl Simulation {
+    /// Runs the traffic to its end; tells `progress` how many requests have ended, and `observe`
+    /// each step. Two runs of the same give the same report.
+    ///
+    /// # Errors
+    /// Limits that cannot work, memory that does not suit the model, a request that it does not
+    /// hold, or a fault of the scheduler that keeps an answer from its end.
+    pub fn run(
+        &self,
+        traffic: &Traffic,
+        progress: &mut dyn FnMut(usize),
+        observe: &mut dyn FnMut(&StepLine),
+    ) -> Result<Report, SimulationError> {
+        let mut run = Running::new(self, traffic)?;
+        let mut idle_steps = 0;
+        while run.submit() {
+            let line = run.step();
+            let is_idle = line.seconds == 0.0 && line.prompt_tokens + line.decodes == 0;
+            idle_steps = if is_idle { idle_steps + 1 } else { 0 };
+            if idle_steps == MOST_IDLE_STEPS {
+                let seconds = run.core.now().as_secs_f64();
+                return Err(SimulationError::Stuck { open: run.ledger.open(), seconds });
+            }
+            observe(&line);
+            progress(run.ledger.ended());
+        }
+        Ok(run.report())
+    }
+
+    fn sizes(&self, memory_bytes: usize, max_zero_byte_slots: usize) -> TierSizes {
+        let model = &self.timing.model;
+        TierSizes {
+            // A slot is what a model keeps, to the byte; parts of it have no padding here.
+            slot_bytes: model.state() as usize,
+            block_bytes: (model.kv_bytes * BLOCK_LEN as f64).round() as usize,
+            memory_bytes,
+            max_zero_byte_slots,
+            packed_bytes: 0,
+        }
+    }
+
+    /// The layouts of device and host.
+    fn layouts(&self) -> Result<(PoolLayout, PoolLayout), SimulationError> {
+        let layout = |bytes, slots, flag| {
+            let sizes = self.sizes(bytes, slots);
+            PoolLayout::new(sizes).map_err(|source| SimulationError::Layout { flag, source })
+        };
+        // A fork may read a slot of no bytes beside the one it writes.
+        let slots = 2 * self.config.max_num_seqs();
+        let device = layout(self.device_bytes, slots, "--device-memory")?;
+        let host = match self.host_bytes {
+            0 => device.without_memory(),
+            bytes => layout(bytes, MOST_SEQUENCES, "--host-memory")?,
+        };
+        Ok((device, host))
+    }
+
+    /// What `--preempt auto` weighs, by the same constants that time the copies and the steps.
+    fn cost(&self, device: &PoolLayout) -> Cost {
+        let Timing { model, hardware, .. } = &self.timing;
+        let rate = |bytes: f64| 1.0 / bytes;
+        let linear = match model.prefill_rate {
+            Some(rate) => 1.0 / rate,
+            None => 2.0 * model.active_params / hardware.peak_compute(),
+        };
+        let pairs = if model.prefill_rate.is_some() { 0.0 } else { model.attention };
+        Cost {
+            slot_bytes: device.slot_bytes,
+            block_bytes: device.block_bytes,
+            // Half of the way there and back.
+            link_bytes_per_second: 2.0 / (rate(hardware.link_out) + rate(hardware.link_in)),
+            tokens_per_second: 1.0 / linear,
+            pair_seconds: pairs / hardware.peak_compute(),
+        }
+    }
+
+    fn header(&self, traffic: &Traffic) -> Header {
+        let Timing { model, hardware, step_model, .. } = &self.timing;
+        Header {
+            version: env!("CARGO_PKG_VERSION"),
+            traffic: traffic.name.clone(),
+            requests: traffic.requests.len(),
+            hardware: hardware.name.clone(),
+            model: model.name.clone(),
+            step_model: step_model.to_string(),
+            scheduling_policy: self.config.policy.as_str(),
+            batching: self.config.batching.as_str().to_owned(),
+            preempt: self.config.preempt.as_str().to_owned(),
+            max_num_batched_tokens: self.config.max_num_batched_tokens,
+            max_num_seqs: self.config.max_num_seqs(),
+            grid: model.grid,
+            device_bytes: self.device_bytes,
+            host_bytes: self.host_bytes,
+            watermark_percent: self.config.watermark_percent,
+        }
+    }
+}
+
+/// Traffic on its way.
+struct Running<'s> {
+    simulation: &'s Simulation,
+    traffic: &'s Traffic,
+    core: Core<ModelledExecutor>,
+    /// Index of the request that arrives next.
+    next: usize,
+    ledger: Ledger,
+    max_tokens: usize,
+    tokens: Vec<u32>,
+}
+
+impl<'s> Running<'s> {
+    fn new(simulation: &'s Simulation, traffic: &'s Traffic) -> Result<Self, SimulationError> {
+        simulation.config.check()?;
+        let (device, host) = simulation.layouts()?;
+        let device_tokens = device_tokens(&device);
+        if let Some((tokens, index)) = traffic.longest()
+            && tokens > device_tokens
+        {
+            return Err(SimulationError::TooLong { index, tokens, device_tokens });
+        }
+        let (cost, grid) = (simulation.cost(&device), simulation.timing.model.grid);
+        let config = &simulation.config;
+        let limits = scheduler_limits(config, &device, device_tokens, grid, cost);
+        let door = door(limits.clone(), device.clone());
+        let pools = (StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host));
+        let scheduler = Scheduler::new(limits, pools.0, pools.1);
+        let executor = ModelledExecutor::new(simulation.timing.clone());
+        let mut core = Core::new(Arc::new(door), scheduler, executor);
+        if let Some(time) = config.slo_itl {
+            core.hold_steps_to(time);
+        }
+        let ledger = Ledger::new(traffic, config.long_prompt);
+        let max_tokens = traffic.most_answer();
+        let (next, tokens) = (0, Vec::new());
+        Ok(Running { simulation, traffic, core, next, ledger, max_tokens, tokens })
+    }
+
+    /// Submits what has arrived, and waits for something when nothing is to do. False when all have
+    /// ended.
+    fn submit(&mut self) -> bool {
+        if let Some(open) = self.traffic.open {
+            while self.ledger.open() < open && self.next < self.traffic.requests.len() {
+                self.enter(self.core.now());
+            }
+            return !self.core.is_idle();
+        }
+        loop {
+            let due = self.traffic.requests.get(self.next).map(|request| request.at);
+            match due {
+                Some(at) if at <= self.core.now() => self.enter(at),
+                Some(at) if self.core.is_idle() => self.core.executor_mut().advance_to(at),
+                due => {
+                    self.core.executor_mut().wake_at(due);
+                    return !self.core.is_idle();
+                }
+            }
+        }
+    }
+
+    /// Submits the next request, which came at `at`.
+    fn enter(&mut self, at: Duration) {
+        let request = &self.traffic.requests[self.next];
+        request.prompt.expand(&mut self.tokens);
+        let seed = self.next as u64;
+        self.core.executor_mut().expect(seed, request.answer.to_tokens());
+        let longest = self.core.door().limits.max_model_len;
+        let mut asked =
+            Request::new(self.tokens.clone(), self.max_tokens.min(longest - self.tokens.len()));
+        asked.sampling.seed = Some(seed);
+        asked.program_id = request.program.map(|program| program.to_string());
+        asked.tells_start = true;
+        self.ledger.enter(self.next, at);
+        self.core.submit(RequestId(seed), Arc::new(asked), seed);
+        self.next += 1;
+    }
+
+    fn step(&mut self) -> StepLine {
+        let start = self.core.now();
+        let events = self.core.step();
+        let now = self.core.now();
+        let (step, stats) = (self.core.last_step(), self.core.stats());
+        let has_computed = self.core.executor_mut().last_cost().is_some();
+        self.ledger.note_step(&step, &stats.occupancy, now - start, has_computed);
+        for (id, event) in events {
+            if self.ledger.note_event(id.0 as usize, &event, now) {
+                self.core.executor_mut().forget(id.0);
+            }
+        }
+        StepLine {
+            t: start.as_secs_f64(),
+            seconds: (now - start).as_secs_f64(),
+            decodes: step.decoding,
+            prompt_tokens: step.prompt_tokens,
+            running: stats.occupancy.running,
+            waiting: stats.occupancy.waiting,
+            parked: stats.occupancy.parked,
+            free_pages: stats.device.free_pages,
+            copies_out: step.copies_out,
+            copies_in: step.copies_in,
+        }
+    }
+
+    fn report(mut self) -> Report {
+        self.core.clear_prefix_cache();
+        let (stats, totals) = (self.core.stats(), self.core.executor_mut().totals());
+        let Simulation { timing, config, .. } = self.simulation;
+        let seconds = self.ledger.end().as_secs_f64();
+        let device = self.core.scheduler().device().layout();
+        let slots = config.max_num_seqs() * device.slot_bytes;
+        let left = self.simulation.device_bytes.saturating_sub(slots);
+        let scheduler = stats.scheduler;
+        let pools = Pools {
+            device_pages: device.pages,
+            most_device_pages: stats.most_pages,
+            device_tokens: left / device.block_bytes.max(1) * BLOCK_LEN,
+            host_pages: stats.host.pages,
+            blocked_for_blocks: scheduler.blocked_for_blocks,
+            blocked_for_slots: scheduler.blocked_for_slots,
+            blocked_for_places: scheduler.blocked_for_places,
+        };
+        let reuse = Reused {
+            prompt_tokens: scheduler.admitted_tokens,
+            matched_tokens: scheduler.matched_tokens,
+            cached_tokens: scheduler.cached_tokens,
+            replayed_tokens: scheduler.matched_tokens - scheduler.cached_tokens,
+            states_kept: stats.tree.inserted,
+            states_left_out: stats.tree.left_out,
+            states_evicted: stats.tree.device.evicted,
+        };
+        let mut preempted = self.ledger.preempted(&scheduler);
+        [preempted.link_out_busy, preempted.link_in_busy] =
+            totals.link_seconds.map(|busy| busy / seconds.max(f64::MIN_POSITIVE));
+        let targets = (self.simulation.slo_ttft, self.simulation.slo_tpot);
+        let occupancy = self.ledger.occupancy(stats.most_running, config.max_num_seqs());
+        Report {
+            header: self.simulation.header(self.traffic),
+            seconds,
+            throughput: self.ledger.throughput(timing.hardware.price_per_hour),
+            goodput: self.ledger.goodput(targets),
+            steps: self.ledger.steps(&totals, &timing.hardware),
+            occupancy,
+            pools,
+            preempted,
+            reuse,
+            fairness: self.ledger.fairness(self.traffic),
+            stalls: self.ledger.stalls(),
+            latency_short: self.ledger.latencies(Some(false)),
+            latency_long: self.ledger.latencies(Some(true)),
+            latency: self.ledger.latencies(None).unwrap_or_default(),
+        }
+    }
+}
+
+/// A door for requests of token ids alone.
+fn door(limits: Limits, device: PoolLayout) -> Door {
+    let stop_tokens = vec![END_OF_ANSWER];
+    Door {
+        limits,
+        device,
+        vocab_size: END_OF_ANSWER as usize + 1,
+        tokenizer: None,
+        grammars: Grammars::new(None, &stop_tokens),
+        stop_tokens,
+    }
+}
