@@ -5,6 +5,8 @@
 //! what is in the step ([`step_cost`]).
 
 mod cache;
+pub mod claims;
+pub mod formulas;
 pub mod hardware;
 pub mod model;
 mod named;
