@@ -190,7 +190,13 @@ fn dense_crossovers(w: &mut Worked) {
             w.result(&format!("{name} at {link} GB/s"), longest, "tokens");
         }
     }
-    w.note("0: swap wins at every length; with all pairs counted the others halve");
+    w.note("0: swap wins at every length; where all pairs count the others halve:");
+    let mha = model("7b-mha");
+    for link in [32.0, 25.0] {
+        let (params, attention) = (mha.active_params, 2.0 * mha.attention);
+        let longest = dense_crossover(params, attention, mha.kv_bytes, link * 1e9, COMPUTE);
+        w.step(&format!("7b-mha at {link} GB/s, all pairs"), longest, "tokens");
+    }
     w.note("at 38.5 GB/s, beside the 7B's threshold, L* hangs on the fourth digit of P:");
     for params in [6_738_415_616.0, 6.738e9] {
         let attention = model("7b-mha").attention;

@@ -57,7 +57,7 @@ impl Worked {
     }
 }
 
-/// A number as a reader can check it: whole ones below ten million as they are, others to five
+/// A number as a reader can check it: whole ones below ten billion as they are, others to five
 /// digits.
 pub fn figure(value: f64) -> String {
     if value.is_infinite() {

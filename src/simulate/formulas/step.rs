@@ -105,9 +105,15 @@ pub fn slo_batch(
 /// F21: the largest whole budget up to `most` whose step takes at most `seconds`, where
 /// `step_seconds` grows with the budget; none if not even 1 does.
 pub fn slo_budget(seconds: f64, most: usize, step_seconds: impl Fn(usize) -> f64) -> Option<usize> {
-    let fits: Vec<usize> = (1..=most).collect();
-    let count = fits.partition_point(|budget| step_seconds(*budget) <= seconds);
-    (count > 0).then_some(count)
+    let (mut fits, mut highest) = (0, most);
+    while fits < highest {
+        let middle = (fits + highest).div_ceil(2);
+        match step_seconds(middle) <= seconds {
+            true => fits = middle,
+            false => highest = middle - 1,
+        }
+    }
+    (fits > 0).then_some(fits)
 }
 
 /// F24: price of a million tokens, in the currency of the hour's price.
