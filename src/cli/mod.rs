@@ -17,6 +17,7 @@ mod prompt;
 mod sampling;
 mod score;
 mod serve;
+mod simulate;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -58,6 +59,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Measure.
     Bench(bench::BenchArgs),
+    /// What a scheduler does and costs, worked out without a model.
+    Simulate(simulate::SimulateArgs),
 }
 
 /// Parses the arguments and runs the command. `isa` is the value of `DELTAPOOL_ISA`, if it is set.
@@ -104,5 +107,6 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
         Command::Bench(args) => bench::run(&args, isa),
+        Command::Simulate(args) => simulate::run(&args),
     }
 }

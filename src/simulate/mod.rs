@@ -5,7 +5,9 @@
 //! what is in the step ([`step_cost`]).
 
 mod cache;
+pub mod claims;
 pub mod figures;
+pub mod formulas;
 pub mod hardware;
 mod ledger;
 pub mod model;

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 pub use config::ModelConfigError;
 pub use presets::PRESETS;
 
+/// Tokens of a cell: the grid of models with recurrent or MLA layers (DESIGN.md section 2).
+const CELL_TOKENS: usize = 64;
+
 /// What a model costs: a preset ([`PRESETS`]) or made from a `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

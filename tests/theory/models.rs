@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use deltapool::models::ModelFiles;
+use deltapool::models::spec::Mixer;
 use deltapool::simulate::ModelProfile;
 use deltapool::simulate::model::PRESETS;
 use serde_json::{Value, json};
@@ -74,6 +76,55 @@ fn presets_of_models_that_exist_are_what_their_configs_say() {
         assert_eq!(preset(name).name, *name);
     }
     assert_eq!(ModelProfile::preset("70b"), None);
+}
+
+#[test]
+fn the_simulator_and_the_engine_read_the_same_out_of_a_config() {
+    for name in ["kimi-linear-48b", "llama-3.1-8b"] {
+        let config = read(name);
+        let spec = ModelFiles::of_texts(&config.to_string(), None, &[]).unwrap().spec;
+        let profile = profile(&config);
+        assert_eq!(profile.active_params, spec.active_weights() as f64);
+        assert_eq!((profile.grid, profile.max_context), (spec.grid(), Some(spec.context)));
+        let kept: usize = spec.layers.iter().map(|layer| layer.mixer.values_per_token()).sum();
+        assert_eq!(profile.kv_bytes, 2.0 * kept as f64);
+        let kda = |layer: &deltapool::models::spec::Layer| match &layer.mixer {
+            Mixer::Kda(kda) => (kda.state_values(), kda.window_values()),
+            _ => (0, 0),
+        };
+        let states: usize = spec.layers.iter().map(|layer| kda(layer).0).sum();
+        let windows: usize = spec.layers.iter().map(|layer| kda(layer).1).sum();
+        assert_eq!(
+            (profile.state_bytes, profile.conv_bytes),
+            (4 * states as u64, 2 * windows as u64)
+        );
+    }
+}
+
+#[test]
+fn qwen3_with_experts_in_every_layer() {
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
+        "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 151936,
+        "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": false,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "use_sliding_window": false,
+        "sliding_window": null, "max_window_layers": 48, "hidden_act": "silu"
+    });
+    let model = profile(&config);
+    // 48 layers of 4 heads of 128, and 3.0e9 of 30.2e9 parameters beside the embedding.
+    assert_eq!((model.kv_bytes, model.grid), (98_304.0, 1));
+    assert_eq!(model.active_params, 3_041_656_832.0);
+    refused(
+        with(config.clone(), "num_experts_per_tok", json!(129)),
+        &["129 experts a token, but there are 128"],
+    );
+    refused(
+        with(config, "mlp_only_layers", json!([0])),
+        &["mlp_only_layers is [0]; it must be [] or absent"],
+    );
 }
 
 #[test]

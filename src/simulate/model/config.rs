@@ -69,8 +69,8 @@ const INERT: &[&str] = &[
 
 const DTYPE: &[&str] = &["dtype", "torch_dtype"];
 const CONTEXT: &[&str] = &["model_max_length", "max_position_embeddings"];
-pub(super) const EXPERTS: &[&str] = &["num_experts", "n_routed_experts", "num_local_experts"];
-pub(super) const PER_TOKEN: &[&str] = &["num_experts_per_token", "num_experts_per_tok"];
+const EXPERTS: &[&str] = &["num_experts", "n_routed_experts", "num_local_experts"];
+const PER_TOKEN: &[&str] = &["num_experts_per_token", "num_experts_per_tok"];
 const SHARED: &[&str] = &["num_shared_experts", "n_shared_experts"];
 
 impl ModelProfile {
@@ -156,7 +156,8 @@ fn dense(keys: &mut Keys<'_>, family: Dense) -> Result<ModelProfile, Vec<String>
     let experts = family.experts.then(|| {
         keys.only("decoder_sparse_step", &["1"]);
         keys.only("mlp_only_layers", &["[]"]);
-        (keys.size(EXPERTS), keys.size(PER_TOKEN), keys.size(&["moe_intermediate_size"]))
+        let (count, per_token) = experts(keys);
+        (count, per_token, keys.size(&["moe_intermediate_size"]))
     });
     keys.settled()?;
     for _ in 0..layers {
@@ -256,18 +257,24 @@ pub(super) struct Moe {
 }
 
 pub(super) fn moe(keys: &mut Keys<'_>) -> Moe {
-    let moe = Moe {
+    let (count, per_token) = experts(keys);
+    Moe {
         dense: keys.whole(&["first_k_dense_replace"], 0),
-        count: keys.size(EXPERTS),
-        per_token: keys.size(PER_TOKEN),
+        count,
+        per_token,
         inter: keys.size(&["moe_intermediate_size"]),
         shared: keys.whole(SHARED, 0),
         latent: keys.optional_size(&["routed_expert_hidden_size"]),
-    };
-    keys.rule(moe.per_token <= moe.count, || {
-        format!("{} experts a token, but there are {}", moe.per_token, moe.count)
+    }
+}
+
+/// Routed experts of a layer, and how many of them a token chooses.
+pub(super) fn experts(keys: &mut Keys<'_>) -> (usize, usize) {
+    let (count, per_token) = (keys.size(EXPERTS), keys.size(PER_TOKEN));
+    keys.rule(count == 0 || per_token <= count, || {
+        format!("{per_token} experts a token, but there are {count}")
     });
-    moe
+    (count, per_token)
 }
 
 /// A dense feed-forward part of that width, else experts.

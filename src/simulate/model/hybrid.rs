@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::ModelProfile;
-use super::config::{EXPERTS, PER_TOKEN, Widths, feed_forward, ffn, latent, mla, moe, widths};
+use super::config::{Widths, experts, feed_forward, ffn, latent, mla, moe, widths};
 use super::keys::Keys;
 use super::shape::{Recurrent, Stored};
 
@@ -100,7 +100,7 @@ pub fn qwen3_next(keys: &mut Keys<'_>) -> Result<ModelProfile, Vec<String>> {
         value_dim: keys.size(&["linear_value_head_dim"]),
         taps: keys.size(&["linear_conv_kernel_dim"]),
     };
-    let (count, per_token) = (keys.size(EXPERTS), keys.size(PER_TOKEN));
+    let (count, per_token) = experts(keys);
     let inter = keys.size(&["moe_intermediate_size"]);
     let shared = keys.size(&["shared_expert_intermediate_size"]);
     let is_full = full_layers(keys, layers);

@@ -1,6 +1,6 @@
 //! Models by name: those the lectures reckon with, and some that exist.
 
-use super::{Experts, ModelProfile, Weights};
+use super::{CELL_TOKENS, Experts, ModelProfile, Weights};
 
 /// Names that [`ModelProfile::preset`] knows.
 pub const PRESETS: &[&str] = &[
@@ -34,13 +34,15 @@ impl ModelProfile {
     /// with 512 KiB as 512,000 bytes in steps and as 524,288 in swaps: `7b-mha` and `7b-gqa8` have
     /// the exact bytes, `7b-mha-seed` and `7b-gqa8-seed` the rounded ones. `k3` keeps its state in
     /// bf16 and no windows, as lecture A reckons; `k3-real` what servers hold: f32, and windows in
-    /// bf16. The other names are models that exist, as their `config.json` gives them, but for
-    /// `active_params` of `kimi-linear` and `qwen3-next`: 3e9, as both are called.
+    /// bf16. Both have the weights of the whole model, of which one accelerator of a group reads
+    /// its share, and the prefill rate of one. The other names are models that exist, as their
+    /// `config.json` gives them, but for `active_params` of `kimi-linear` and `qwen3-next`: 3e9, as
+    /// both are called.
     pub fn preset(name: &str) -> Option<ModelProfile> {
         let name = *PRESETS.iter().find(|preset| **preset == name)?;
         let profile = match name {
             "70b-gqa" => lecture_a(320e3, 1),
-            "70b-mla34" => lecture_a(34e3, 64),
+            "70b-mla34" => lecture_a(34e3, CELL_TOKENS),
             "7b-mha" => lecture_b(2.0 * PARAMS_7B, 524_288.0),
             "7b-mha-seed" => lecture_b(13.5e9, 512e3),
             "7b-gqa8" => lecture_b(2.0 * PARAMS_7B, 131_072.0),
@@ -113,7 +115,13 @@ fn kimi_k3(state_bytes: u64, conv_bytes: u64) -> ModelProfile {
     let mut model = plain(104_174_092_288.0, 111_107_440_640.0, 27_648.0, attention, context);
     model.weights.experts =
         Some(Experts { layers: 92, count: 896, per_token: 16, bytes: 17_547_264.0 });
-    ModelProfile { state_bytes, conv_bytes, grid: 64, prefill_rate: Some(K3_PREFILL_RATE), ..model }
+    ModelProfile {
+        state_bytes,
+        conv_bytes,
+        grid: CELL_TOKENS,
+        prefill_rate: Some(K3_PREFILL_RATE),
+        ..model
+    }
 }
 
 /// 20 KDA and 7 MLA layers of 32 heads, state in f32 (MODELS.md section 1).
@@ -122,7 +130,7 @@ fn kimi_linear() -> ModelProfile {
     let mut model = plain(3e9, 3_267_133_440.0, 8_064.0, attention, Some(1_048_576));
     model.weights.experts =
         Some(Experts { layers: 26, count: 256, per_token: 8, bytes: 14_155_776.0 });
-    ModelProfile { state_bytes: 41_943_040, conv_bytes: 1_474_560, grid: 64, ..model }
+    ModelProfile { state_bytes: 41_943_040, conv_bytes: 1_474_560, grid: CELL_TOKENS, ..model }
 }
 
 /// 36 layers of gated DeltaNet, 12 of attention with 16 heads of 256 (MODELS.md section 7).
@@ -131,7 +139,7 @@ fn qwen3_next() -> ModelProfile {
     let mut model = plain(3e9, 4_104_847_360.0, 24_576.0, attention, Some(262_144));
     model.weights.experts =
         Some(Experts { layers: 48, count: 512, per_token: 10, bytes: 6_291_456.0 });
-    ModelProfile { state_bytes: 75_497_472, conv_bytes: 1_769_472, grid: 64, ..model }
+    ModelProfile { state_bytes: 75_497_472, conv_bytes: 1_769_472, grid: CELL_TOKENS, ..model }
 }
 
 /// 61 layers of MLA with 128 heads, matrices in fp8 but for router and head (MODELS.md section 12).
@@ -140,5 +148,5 @@ fn deepseek_v3() -> ModelProfile {
     let mut model = plain(36_624_596_992.0, 17_226_764_640.0, 70_272.0, attention, Some(163_840));
     model.weights.experts =
         Some(Experts { layers: 58, count: 256, per_token: 8, bytes: 44_050_944.0 });
-    ModelProfile { grid: 64, ..model }
+    ModelProfile { grid: CELL_TOKENS, ..model }
 }

@@ -1,6 +1,6 @@
 //! What layers add up to: matrices a token is multiplied with, their bytes, what they remember.
 
-use super::{Experts, ModelProfile, Weights};
+use super::{CELL_TOKENS, Experts, ModelProfile, Weights};
 
 /// Bytes of a value of the recurrent state: servers keep it in f32.
 const STATE_VALUE_BYTES: usize = 4;
@@ -137,7 +137,7 @@ impl Shape {
             state_bytes: (self.state_values * STATE_VALUE_BYTES) as u64,
             conv_bytes: (self.window_values * self.width) as u64,
             attention: self.attention as f64,
-            grid: if self.is_celled { crate::models::spec::BLOCK_LEN } else { 1 },
+            grid: if self.is_celled { CELL_TOKENS } else { 1 },
             prefill_rate: None,
             max_context: Some(max_context),
         }
