@@ -156,7 +156,7 @@ pub fn parse_tokens(text: &str) -> Result<usize, String> {
 }
 
 /// Milliseconds, above 0.
-fn parse_milliseconds(text: &str) -> Result<Duration, String> {
+pub fn parse_milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     let duration = Duration::try_from_secs_f64(milliseconds / 1e3);
     let duration = duration.ok().filter(|duration| !duration.is_zero());

@@ -1,6 +1,11 @@
 //! `deltapool simulate`: what a scheduler does and costs, without a model; one subcommand each.
 
+mod args;
+mod compare;
 mod explain;
+mod report;
+mod run;
+mod sweep;
 
 use clap::{Args, Subcommand};
 
@@ -17,6 +22,14 @@ pub struct SimulateArgs {
 /// The simulations.
 #[derive(Debug, Subcommand)]
 pub enum Simulate {
+    /// Run made-up traffic through the real scheduler on a virtual clock.
+    Run(Box<run::RunArgs>),
+    /// Run a trace of requests through it.
+    Replay(Box<run::ReplayArgs>),
+    /// Run one simulation for each of several values of a flag.
+    Sweep(sweep::SweepArgs),
+    /// Show what differs between two results.
+    Compare(compare::CompareArgs),
     /// Show a claim of the scheduling theory with the numbers put into its formula.
     Explain(explain::ExplainArgs),
 }
@@ -24,6 +37,10 @@ pub enum Simulate {
 /// Runs the command.
 pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
     match &args.what {
+        Simulate::Run(args) => run::run(args),
+        Simulate::Replay(args) => run::replay(args),
+        Simulate::Sweep(args) => sweep::run(args),
+        Simulate::Compare(args) => compare::run(args),
         Simulate::Explain(args) => explain::run(args),
     }
 }

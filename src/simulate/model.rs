@@ -6,7 +6,12 @@ mod keys;
 mod presets;
 mod shape;
 
+use std::fs;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+
+use super::hardware::ProfileError;
 
 pub use config::ModelConfigError;
 pub use presets::PRESETS;
@@ -83,6 +88,35 @@ impl ModelProfile {
         let experts = self.weights.experts.as_ref();
         let chosen = experts.map(|e| e.layers as f64 * e.touched(tokens) * e.bytes);
         self.weights.always_bytes + chosen.unwrap_or(0.0)
+    }
+
+    /// The preset of that name, else the model of the `config.json` at that path or in that folder.
+    ///
+    /// # Errors
+    /// There is neither, or the file does not describe a model that is known; the key is named.
+    pub fn read(name: &str) -> Result<ModelProfile, ProfileError> {
+        if let Some(preset) = ModelProfile::preset(name) {
+            return Ok(preset);
+        }
+        let path = Path::new(name);
+        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+        let text = fs::read_to_string(&path).map_err(|source| ProfileError::Unknown {
+            name: name.to_owned(),
+            presets: PRESETS.join(", "),
+            source,
+        })?;
+        let named = |profile| ModelProfile { name: name.to_owned(), ..profile };
+        let path = path.display().to_string();
+        let fault =
+            |error: ModelConfigError| ProfileError::Text { path, reason: error.to_string() };
+        ModelProfile::from_config(&text).map(named).map_err(fault)
+    }
+
+    /// Bytes of all weights: what a device has to hold.
+    pub fn total_weight_bytes(&self) -> f64 {
+        let experts = self.weights.experts.as_ref();
+        let all = experts.map(|e| (e.layers * e.count) as f64 * e.bytes);
+        self.weights.always_bytes + all.unwrap_or(0.0)
     }
 
     /// V: bytes of a sequence's slot, recurrent state and convolution windows.

@@ -1,0 +1,250 @@
+//! On what a simulation runs and by which rules: the flags that its commands share.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::cli::CliError;
+use crate::cli::common::JsonArgs;
+use crate::cli::limits::{parse_milliseconds, parse_tokens};
+use crate::config::{
+    Batching, DEFAULT_LONG_PROMPT, DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING,
+    DEFAULT_WATERMARK_PERCENT, EngineConfig, Policy, Preempt, parse_bytes,
+};
+use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
+
+/// Of the device's memory that weights leave, the part that slots and blocks take by default.
+const POOL_PART: f64 = 0.9;
+
+/// Tokens of a step by default, as on a GPU.
+const MAX_NUM_BATCHED_TOKENS: usize = 2048;
+
+/// Hardware and model.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Hardware and model")]
+pub struct MachineArgs {
+    /// Hardware: h100-seed-a, h100-seed-b, h100, h200, or a JSON or TOML file of a profile.
+    #[arg(long, value_name = "NAME|FILE", default_value = "h200")]
+    pub hardware: String,
+    /// Model: a preset such as kimi-linear, k3, 7b-mha, 70b-gqa, or a config.json or its folder.
+    #[arg(long, value_name = "NAME|PATH", default_value = "kimi-linear")]
+    pub model: String,
+    /// GB per second between device and host each way, instead of the hardware's.
+    #[arg(long, value_name = "GB/S", value_parser = parse_above_0, allow_negative_numbers = true)]
+    pub link_gbps: Option<f64>,
+    /// Milliseconds that each step costs whatever is in it, instead of the hardware's.
+    #[arg(long, value_name = "MS", value_parser = parse_from_0, allow_negative_numbers = true)]
+    pub step_overhead_ms: Option<f64>,
+    /// How reads and arithmetic share the time of a step: roofline, phased or additive.
+    #[arg(long, value_name = "MODEL", default_value_t = StepModel::default())]
+    pub step_model: StepModel,
+    /// Positions at which prompt spans may end, instead of the model's: 1 or 64.
+    #[arg(long, value_name = "N", value_parser = parse_grid)]
+    pub grid: Option<usize>,
+}
+
+/// Rules of the scheduler, as in an engine.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Memory and scheduling")]
+pub struct RuleArgs {
+    /// Memory of slots and blocks: bytes (8GB, 64GiB); default: 90 % of what the weights leave.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    pub device_memory: Option<usize>,
+    /// The same as the tokens that fit beside a slot for each of --max-num-seqs.
+    #[arg(long, value_name = "N", value_parser = parse_tokens, conflicts_with = "device_memory")]
+    pub device_tokens: Option<usize>,
+    /// Memory of sequences that were pushed out; default: the hardware's. 0: computed again.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
+    pub host_memory: Option<usize>,
+    /// Most tokens to compute in one step.
+    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = MAX_NUM_BATCHED_TOKENS)]
+    pub max_num_batched_tokens: usize,
+    /// Most sequences on the device at once; default: 256, or the tokens of a step.
+    #[arg(long, value_name = "N")]
+    pub max_num_seqs: Option<usize>,
+    /// Tokens that the first prompt of a step may take whatever the others take.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PREFILL_FLOOR)]
+    pub prefill_floor: usize,
+    /// Who is served first.
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = Policy::Fcfs)]
+    pub scheduling_policy: Policy,
+    /// Under sjf, seconds of prefill that a prompt is forgiven for each second it waits.
+    #[arg(long, value_name = "X", default_value_t = DEFAULT_SJF_AGEING, allow_negative_numbers = true)]
+    pub sjf_aging: f64,
+    /// When sequences join those that run.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Batching::Continuous)]
+    pub batching: Batching,
+    /// Places that short prompts leave free while a long one waits.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub reserve_long: usize,
+    /// Tokens from which on a prompt is long; figures are told apart by it too.
+    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = DEFAULT_LONG_PROMPT)]
+    pub long_prompt: usize,
+    /// Keep steps so small, and sequences so few, that a token comes within so many milliseconds.
+    #[arg(long, value_name = "MS", value_parser = parse_milliseconds, allow_negative_numbers = true)]
+    pub slo_itl_ms: Option<Duration>,
+    /// What happens to a sequence that is pushed out of the device memory.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Preempt::Auto)]
+    pub preempt: Preempt,
+    /// Percent of the device's pages that are kept free for sequences that run.
+    #[arg(long, value_name = "PERCENT", default_value_t = DEFAULT_WATERMARK_PERCENT, allow_negative_numbers = true)]
+    pub watermark: f64,
+    /// Keep nothing for later requests that begin alike.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<usize>,
+    /// A step waits for the copies between device and host that begin in it.
+    #[arg(long)]
+    pub no_overlap: bool,
+    /// Answers of a static batch that have ended are read on until all have.
+    #[arg(long)]
+    pub dead_slots_pay: bool,
+    /// Numbers of sequences that a step may generate for, ascending; it is filled up to the next.
+    #[arg(long, value_name = "N,N..", value_delimiter = ',')]
+    pub buckets: Vec<usize>,
+    /// A row that only fills up reads the mean context.
+    #[arg(long, requires = "buckets")]
+    pub padding_reads: bool,
+}
+
+/// What is asked of the requests, and where the result goes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Targets and output")]
+pub struct OutputArgs {
+    /// Milliseconds to the first token that a request should keep to.
+    #[arg(long, value_name = "MS", value_parser = parse_above_0, allow_negative_numbers = true)]
+    pub slo_ttft_ms: Option<f64>,
+    /// Milliseconds of a token after it, in the mean of a request.
+    #[arg(long, value_name = "MS", value_parser = parse_above_0, allow_negative_numbers = true)]
+    pub slo_tpot_ms: Option<f64>,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub json: JsonArgs,
+    /// Write a line of JSON for each step.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Say nothing on standard error but errors.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl MachineArgs {
+    /// How steps and copies are timed.
+    pub fn timing(&self, rules: &RuleArgs) -> Result<Timing, CliError> {
+        let mut hardware = HardwareProfile::read(&self.hardware).map_err(usage)?;
+        if let Some(gb) = self.link_gbps {
+            (hardware.link_out, hardware.link_in) = (gb * 1e9, gb * 1e9);
+        }
+        if let Some(milliseconds) = self.step_overhead_ms {
+            hardware.step_overhead = milliseconds / 1e3;
+        }
+        let mut model = ModelProfile::read(&self.model).map_err(usage)?;
+        model.grid = self.grid.unwrap_or(model.grid);
+        if !rules.buckets.is_sorted() || rules.buckets.contains(&0) {
+            return Err(CliError::Usage("--buckets: ascending numbers above 0".to_owned()));
+        }
+        Ok(Timing {
+            model,
+            hardware,
+            step_model: self.step_model,
+            overlap_copies: !rules.no_overlap,
+            dead_slots_pay: rules.dead_slots_pay,
+            buckets: rules.buckets.clone(),
+            padding_reads: rules.padding_reads,
+        })
+    }
+}
+
+impl RuleArgs {
+    fn config(&self) -> EngineConfig {
+        EngineConfig {
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            prefill_floor: self.prefill_floor,
+            max_num_seqs: self.max_num_seqs,
+            watermark_percent: self.watermark,
+            policy: self.scheduling_policy,
+            sjf_ageing: self.sjf_aging,
+            batching: self.batching,
+            reserve_long: self.reserve_long,
+            long_prompt: self.long_prompt,
+            slo_itl: self.slo_itl_ms,
+            preempt: self.preempt,
+            prefix_cache: !self.no_prefix_cache,
+            checkpoint_every: self.checkpoint_every,
+            threads: 1,
+            ..EngineConfig::default()
+        }
+    }
+
+    /// Bytes of slots and blocks on the device.
+    fn device_bytes(&self, timing: &Timing, config: &EngineConfig) -> Result<usize, CliError> {
+        if let Some(bytes) = self.device_memory {
+            return Ok(bytes);
+        }
+        let model = &timing.model;
+        if let Some(tokens) = self.device_tokens {
+            let slots = config.max_num_seqs() as f64 * model.state();
+            return Ok((slots + tokens as f64 * model.kv_bytes) as usize);
+        }
+        let (memory, weights) = (timing.hardware.memory_bytes as f64, model.total_weight_bytes());
+        let left = memory - weights;
+        if left <= 0.0 {
+            let reason = format!(
+                "{} has {:.1} GB of memory and the weights of {} take {:.1} GB: give another \
+                 --hardware, or --device-memory",
+                timing.hardware.name,
+                memory / 1e9,
+                model.name,
+                weights / 1e9,
+            );
+            return Err(CliError::Usage(reason));
+        }
+        Ok((POOL_PART * left) as usize)
+    }
+}
+
+/// A simulation by these flags.
+pub fn simulation(
+    machine: &MachineArgs,
+    rules: &RuleArgs,
+    output: &OutputArgs,
+) -> Result<Simulation, CliError> {
+    let timing = machine.timing(rules)?;
+    let config = rules.config();
+    config.check().map_err(usage)?;
+    let device_bytes = rules.device_bytes(&timing, &config)?;
+    let host_bytes = rules.host_memory.unwrap_or(timing.hardware.host_memory_bytes as usize);
+    Ok(Simulation {
+        timing,
+        config,
+        device_bytes,
+        host_bytes,
+        slo_ttft: output.slo_ttft_ms.map(|ms| ms / 1e3),
+        slo_tpot: output.slo_tpot_ms.map(|ms| ms / 1e3),
+    })
+}
+
+/// A fault of what was asked for.
+pub fn usage(error: impl std::fmt::Display) -> CliError {
+    CliError::Usage(error.to_string())
+}
+
+/// A finite number above 0.
+pub fn parse_above_0(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| format!("{text}: a number above 0"))
+}
+
+/// A finite number, 0 or more.
+pub fn parse_from_0(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| format!("{text}: a number, 0 or more"))
+}
+
+fn parse_grid(text: &str) -> Result<usize, String> {
+    let grid = text.parse().ok().filter(|grid| [1, 64].contains(grid));
+    grid.ok_or_else(|| format!("{text}: 1 or 64"))
+}

@@ -1,0 +1,166 @@
+//! A simulation's report for people, on one screen.
+
+use std::fmt;
+
+use crate::cli::output::grouped;
+use crate::simulate::{Latencies, Report, Spread};
+
+/// A report.
+#[derive(Debug)]
+pub struct Shown<'r>(pub &'r Report);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = self.0;
+        let header = &report.header;
+        writeln!(f, "traffic    {}", header.traffic)?;
+        writeln!(
+            f,
+            "on         {}, {}, {} steps, {} tokens and {} sequences at most",
+            header.hardware,
+            header.model,
+            header.step_model,
+            grouped(header.max_num_batched_tokens),
+            header.max_num_seqs,
+        )?;
+        writeln!(
+            f,
+            "by         {}, {} batching, preempt {}, grid {}, {:.1} GB on the device",
+            header.scheduling_policy,
+            header.batching,
+            header.preempt,
+            header.grid,
+            header.device_bytes as f64 / 1e9,
+        )?;
+        let rates = &report.throughput;
+        writeln!(
+            f,
+            "rates      {:.2} requests, {:.0} prompt and {:.1} generated tokens a second over \
+             {:.1} s",
+            rates.requests, rates.prompt_tokens, rates.generated_tokens, report.seconds
+        )?;
+        if let Some(price) = rates.price_per_million {
+            writeln!(f, "price      {price:.4} a million generated tokens")?;
+        }
+        writeln!(
+            f,
+            "\n{:<18}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+            "", "mean", "P50", "P90", "P99", "P99.9", "max"
+        )?;
+        write_latencies(f, "", &report.latency)?;
+        for (name, latency) in [("short ", &report.latency_short), ("long ", &report.latency_long)]
+        {
+            if let Some(latency) = latency {
+                write_row(f, &format!("{name}TTFT s"), &latency.ttft, 1.0)?;
+                write_row(f, &format!("{name}ITL ms"), &latency.itl, 1e3)?;
+            }
+        }
+        writeln!(f)?;
+        write_rest(f, report)
+    }
+}
+
+fn write_latencies(f: &mut fmt::Formatter<'_>, name: &str, all: &Latencies) -> fmt::Result {
+    write_row(f, &format!("{name}queue s"), &all.queue, 1.0)?;
+    write_row(f, &format!("{name}TTFT s"), &all.ttft, 1.0)?;
+    write_row(f, &format!("{name}TPOT ms"), &all.tpot, 1e3)?;
+    write_row(f, &format!("{name}ITL ms"), &all.itl, 1e3)?;
+    write_row(f, &format!("{name}whole s"), &all.e2e, 1.0)
+}
+
+fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: &Spread, scale: f64) -> fmt::Result {
+    write!(f, "{name:<18}")?;
+    for value in [row.mean, row.p50, row.p90, row.p99, row.p999, row.max] {
+        write!(f, "{:>10}", short(value * scale))?;
+    }
+    writeln!(f)
+}
+
+/// Four digits of a number.
+fn short(value: f64) -> String {
+    match value {
+        value if value >= 1_000.0 => format!("{value:.0}"),
+        value if value >= 100.0 => format!("{value:.1}"),
+        value if value >= 10.0 => format!("{value:.2}"),
+        value => format!("{value:.3}"),
+    }
+}
+
+fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let percent = |part: f64| format!("{:.1} %", 100.0 * part);
+    let Report { steps, stalls, occupancy, pools, preempted, reuse, .. } = report;
+    let number = |number: u64| grouped(number as usize);
+    if let Some(goodput) = &report.goodput {
+        let (share, rate) = (percent(goodput.share), goodput.requests_per_second);
+        writeln!(f, "goodput    {share} of the requests kept to the targets, {rate:.2} a second")?;
+    }
+    writeln!(
+        f,
+        "stalls     {} gaps above twice the median, {} above 5 times, {} above 10 times",
+        grouped(stalls.above_2x),
+        grouped(stalls.above_5x),
+        grouped(stalls.above_10x)
+    )?;
+    writeln!(
+        f,
+        "steps      {}, {} with prompts; bound by bandwidth {}, compute {}, overhead {}; MBU {}, \
+         MFU {}",
+        number(steps.count),
+        percent(steps.with_prompts),
+        percent(steps.bound_by_bandwidth),
+        percent(steps.bound_by_compute),
+        percent(steps.bound_by_overhead),
+        percent(steps.mbu),
+        percent(steps.mfu),
+    )?;
+    writeln!(
+        f,
+        "sequences  {:.1} generate in a step, {:.1} on the device in the mean, {} at most; {:.1} s \
+         with a place free and a queue",
+        occupancy.generating,
+        occupancy.running,
+        occupancy.most_running,
+        occupancy.seconds_with_a_place_free_and_a_queue,
+    )?;
+    if steps.padding_rows > 0.0 {
+        writeln!(f, "padding    {:.2} rows in a step that generates", steps.padding_rows)?;
+    }
+    writeln!(
+        f,
+        "pools      {} of {} pages at most; blocked for blocks {}, slots {}, places {} steps",
+        grouped(pools.most_device_pages),
+        grouped(pools.device_pages),
+        number(pools.blocked_for_blocks),
+        number(pools.blocked_for_slots),
+        number(pools.blocked_for_places),
+    )?;
+    writeln!(
+        f,
+        "pushed out {}: {} parked, {} computed again ({} tokens); {:.2} GB swapped, link {} out, \
+         {} in",
+        number(preempted.preemptions),
+        number(preempted.parked),
+        number(preempted.recomputed),
+        number(preempted.recomputed_tokens),
+        preempted.swapped_bytes as f64 / 1e9,
+        percent(preempted.link_out_busy),
+        percent(preempted.link_in_busy),
+    )?;
+    let cached = reuse.cached_tokens as f64 / reuse.prompt_tokens.max(1) as f64;
+    writeln!(
+        f,
+        "reuse      {} of the prompt tokens cached, {} matched, {} replayed; {} states kept, {} \
+         left out, {} evicted",
+        percent(cached),
+        number(reuse.matched_tokens),
+        number(reuse.replayed_tokens),
+        grouped(reuse.states_kept),
+        grouped(reuse.states_left_out),
+        grouped(reuse.states_evicted),
+    )?;
+    if let Some(fairness) = &report.fairness {
+        let programs = fairness.tokens.len();
+        writeln!(f, "fairness   {:.4} by Jain's index of {programs} programs", fairness.jain)?;
+    }
+    Ok(())
+}

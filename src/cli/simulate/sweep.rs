@@ -1,0 +1,143 @@
+//! `deltapool simulate sweep`: one simulation for each of several values of a flag.
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser};
+use serde_json::{Map, Value, json};
+
+use super::args::{simulation, usage};
+use super::run::{RunArgs, simulate};
+use crate::cli::CliError;
+use crate::cli::output::{JsonTarget, print};
+use crate::simulate::Report;
+
+/// Simulations of one sweep.
+const MOST_CELLS: usize = 1000;
+
+/// Arguments of `simulate sweep`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: deltapool simulate sweep --over max-num-batched-tokens=8192,2048,512 \
+                        --model 70b-gqa --hardware h100-seed-a --device-memory 60GB\n\
+                        The flags behind --over are those of `deltapool simulate run`."
+)]
+pub struct SweepArgs {
+    /// A flag of `simulate run` and its values; several give all combinations.
+    #[arg(long, value_name = "FLAG=VALUE,VALUE..", required = true)]
+    pub over: Vec<String>,
+    /// The other flags of `simulate run`.
+    #[arg(value_name = "RUN FLAGS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub rest: Vec<OsString>,
+}
+
+/// One simulation of a sweep.
+#[derive(Debug, Parser)]
+#[command(name = "deltapool simulate run", args_override_self = true, no_binary_name = true)]
+struct Cell {
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &SweepArgs) -> Result<(), CliError> {
+    let axes = args.over.iter().map(|text| axis(text)).collect::<Result<Vec<_>, CliError>>()?;
+    let cells: usize = axes.iter().map(|(_, values)| values.len()).product();
+    if cells > MOST_CELLS {
+        return Err(usage(format!("--over: {cells} simulations; {MOST_CELLS} at most")));
+    }
+    let parse = |settings: &[(String, String)]| {
+        let flags = settings.iter().map(|(flag, value)| format!("--{flag}={value}").into());
+        let cell = Cell::try_parse_from(args.rest.iter().cloned().chain(flags));
+        cell.map(|cell| cell.run).map_err(|error| CliError::Arguments(Box::new(error)))
+    };
+    // All of them are read before the first is run.
+    let all = combinations(&axes);
+    let cells = all.iter().map(|settings| parse(settings)).collect::<Result<Vec<_>, CliError>>()?;
+    let target = cells.first().map_or(JsonTarget::None, |cell| cell.output.json.target());
+    let mut rows = Vec::new();
+    for (settings, cell) in all.iter().zip(&cells) {
+        let simulation = simulation(&cell.machine, &cell.rules, &cell.output)?;
+        let traffic = cell.traffic.traffic();
+        let report = simulate(&simulation, &traffic, cell.output.quiet, &mut |_| {})?;
+        if target != JsonTarget::Output {
+            print(&row(settings, &report, rows.is_empty()))?;
+        }
+        let settings: Map<String, Value> =
+            settings.iter().map(|(flag, value)| (flag.clone(), value.as_str().into())).collect();
+        rows.push(json!({ "settings": settings, "report": report }));
+    }
+    target.write(&Value::Array(rows))
+}
+
+fn axis(text: &str) -> Result<(String, Vec<String>), CliError> {
+    let wrong = || usage(format!("--over {text}: FLAG=VALUE,VALUE.. is wanted"));
+    let (flag, values) = text.split_once('=').ok_or_else(wrong)?;
+    let flag = flag.trim_start_matches('-');
+    if flag.is_empty() || values.is_empty() {
+        return Err(wrong());
+    }
+    // Values with commas of their own are parted by semicolons.
+    let separator = if values.contains(';') { ';' } else { ',' };
+    let values = values.split(separator).map(|value| value.trim().to_owned()).collect();
+    Ok((flag.to_owned(), values))
+}
+
+/// All settings, the last flag's values running fastest.
+fn combinations(axes: &[(String, Vec<String>)]) -> Vec<Vec<(String, String)>> {
+    axes.iter().fold(vec![Vec::new()], |all, (flag, values)| {
+        let with = |settings: &Vec<(String, String)>, value: &String| {
+            settings.iter().cloned().chain([(flag.clone(), value.clone())]).collect()
+        };
+        all.iter().flat_map(|settings| values.iter().map(move |v| with(settings, v))).collect()
+    })
+}
+
+/// A line of the table, with its header above the first.
+fn row(settings: &[(String, String)], report: &Report, is_first: bool) -> String {
+    let width = |(flag, value): &(String, String)| flag.len().max(value.len()).max(8) + 2;
+    let mut text = String::new();
+    if is_first {
+        for setting in settings {
+            text.push_str(&format!("{:<1$}", setting.0, width(setting)));
+        }
+        text.push_str(
+            "gen tok/s  TTFT P50 s  TTFT P99 s  TPOT P50 ms  ITL P50 ms  ITL P99 ms  ITL max ms  \
+             running  pushed out\n",
+        );
+    }
+    for setting in settings {
+        text.push_str(&format!("{:<1$}", setting.1, width(setting)));
+    }
+    let latency = &report.latency;
+    text.push_str(&format!(
+        "{:>9.1}  {:>10.3}  {:>10.3}  {:>11.2}  {:>10.2}  {:>10.2}  {:>10.2}  {:>7.1}  {:>10}\n",
+        report.throughput.generated_tokens,
+        latency.ttft.p50,
+        latency.ttft.p99,
+        1e3 * latency.tpot.p50,
+        1e3 * latency.itl.p50,
+        1e3 * latency.itl.p99,
+        1e3 * latency.itl.max,
+        report.occupancy.running,
+        report.preempted.preemptions,
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_flags_give_all_combinations() {
+        let axes: Vec<_> = ["a=1,2", "--b=x;y,z"].map(|text| axis(text).expect("an axis")).into();
+        let all: Vec<String> = combinations(&axes)
+            .iter()
+            .map(|settings| settings.iter().map(|(f, v)| format!("{f}{v}")).collect())
+            .collect();
+        assert_eq!(all, ["a1bx", "a1by,z", "a2bx", "a2by,z"]);
+        for wrong in ["a", "=1", "a=", "--=2"] {
+            assert!(axis(wrong).is_err(), "{wrong}");
+        }
+    }
+}
