@@ -360,9 +360,10 @@ impl<'s> Running<'s> {
         let start = self.core.now();
         let events = self.core.step();
         let now = self.core.now();
-        let (step, stats) = (self.core.last_step(), self.core.stats());
+        let (step, scheduler) = (self.core.last_step(), self.core.scheduler());
+        let (occupancy, free_pages) = (scheduler.occupancy(), scheduler.device().free_pages());
         let has_computed = self.core.executor_mut().last_cost().is_some();
-        self.ledger.note_step(&step, &stats.occupancy, now - start, has_computed);
+        self.ledger.note_step(&step, &occupancy, now - start, has_computed);
         for (id, event) in events {
             if self.ledger.note_event(id.0 as usize, &event, now) {
                 self.core.executor_mut().forget(id.0);
@@ -373,10 +374,10 @@ impl<'s> Running<'s> {
             seconds: (now - start).as_secs_f64(),
             decodes: step.decoding,
             prompt_tokens: step.prompt_tokens,
-            running: stats.occupancy.running,
-            waiting: stats.occupancy.waiting,
-            parked: stats.occupancy.parked,
-            free_pages: stats.device.free_pages,
+            running: occupancy.running,
+            waiting: occupancy.waiting,
+            parked: occupancy.parked,
+            free_pages,
             copies_out: step.copies_out,
             copies_in: step.copies_in,
         }

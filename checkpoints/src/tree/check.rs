@@ -18,10 +18,7 @@ impl PrefixTree {
         self.ghosts.check();
         self.check_order(Tier::Device);
         self.check_order(Tier::Host);
-        let stats = self.stats();
-        assert_eq!(self.blocks, [stats.device.blocks, stats.host.blocks], "blocks counted");
-        let slots = [self.slots(Tier::Device), self.slots(Tier::Host)];
-        assert_eq!(slots, [stats.device.slots, stats.host.slots], "states in order");
+        self.check_stats();
         for node in self.nodes.ids().map(|id| &self.nodes[id]) {
             let is_tail = !node.end().is_multiple_of(BLOCK_LEN);
             assert!(!is_tail || node.lineage == Lineage::NonExact, "an exact tail");

@@ -261,6 +261,12 @@ impl<V> Radix<V> {
         self.nodes.iter().flatten().filter(|node| node.parent.is_some()).map(|node| node.id)
     }
 
+    /// How many nodes [`Radix::ids`] has.
+    pub fn len(&self) -> usize {
+        let roots = 1 + self.salted.len();
+        self.nodes.len() - self.free.len() - roots
+    }
+
     /// Tokens in all nodes.
     pub fn tokens(&self) -> usize {
         self.tokens

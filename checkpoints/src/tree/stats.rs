@@ -1,5 +1,7 @@
 //! What a tree holds and what has happened to it.
 
+use state_pool::Tier;
+
 use super::{Held, PrefixTree};
 
 /// Counts of a tree: what it holds now, and what has happened to it.
@@ -58,19 +60,35 @@ pub struct SoleUnits {
 }
 
 impl PrefixTree {
-    /// The counts of this moment. What is held is counted by a scan of the nodes.
+    /// The counts of this moment.
     pub fn stats(&self) -> TreeStats {
-        let mut stats = TreeStats {
+        let held = |tier: Tier, counts: TierCounts| TierCounts {
+            blocks: self.blocks[tier as usize],
+            slots: self.slots(tier),
+            ..counts
+        };
+        TreeStats {
+            nodes: self.nodes.len(),
             tokens: self.nodes.tokens(),
             ghost_tokens: self.ghosts.tokens(),
+            device: held(Tier::Device, self.counts.device),
+            host: held(Tier::Host, self.counts.host),
             ..self.counts
-        };
-        for node in self.nodes.ids().map(|id| &self.nodes[id]) {
-            stats.nodes += 1;
-            stats.device.add(&node.value.device);
-            stats.host.add(&node.value.host);
         }
-        stats
+    }
+
+    /// Asserts that what is counted is what a scan of the nodes finds.
+    pub(super) fn check_stats(&self) {
+        let (mut nodes, mut device, mut host) =
+            (0, TierCounts::default(), TierCounts::default());
+        for node in self.nodes.ids().map(|id| &self.nodes[id]) {
+            nodes += 1;
+            device.add(&node.value.device);
+            host.add(&node.value.host);
+        }
+        let stats = self.stats();
+        let evicted = |counts: TierCounts| TierCounts { evicted: 0, ..counts };
+        assert_eq!((stats.nodes, evicted(stats.device), evicted(stats.host)), (nodes, device, host));
     }
 }
 
