@@ -156,13 +156,15 @@ fn attention_counts_the_widths_of_the_heads_that_attend() {
 
 #[test]
 fn layer_lists_are_read_never_inferred() {
-    // The last two layers of K3 are both MLA.
-    let mut kimi = read("kimi-linear-48b");
-    let lists = &mut kimi["linear_attn_config"];
-    lists["kda_layers"] = json!((1..=26).collect::<Vec<_>>());
-    lists["full_attn_layers"] = json!([27]);
-    let one = profile(&kimi);
-    assert_eq!((one.kv_bytes, one.state_bytes), (1152.0, 26 * 2_097_152));
+    // One MLA layer, at either end: the lists count from 1.
+    for mla in [1, 27] {
+        let mut kimi = read("kimi-linear-48b");
+        let lists = &mut kimi["linear_attn_config"];
+        lists["kda_layers"] = (1..=27).filter(|layer| *layer != mla).collect();
+        lists["full_attn_layers"] = json!([mla]);
+        let one = profile(&kimi);
+        assert_eq!((one.kv_bytes, one.state_bytes), (1152.0, 26 * 2_097_152));
+    }
     let mut qwen = read("qwen3-next-80b");
     qwen["layer_types"] = json!(vec!["full_attention"; 48]);
     assert_eq!(profile(&qwen).state_bytes, 0, "the list comes before the interval");
