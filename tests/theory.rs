@@ -9,5 +9,7 @@ mod closed_forms;
 mod command;
 #[path = "theory/models.rs"]
 mod models;
+#[path = "theory/sampled.rs"]
+mod sampled;
 #[path = "theory/steps.rs"]
 mod steps;

@@ -59,11 +59,21 @@ pub struct EngineArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub reserve_long: usize,
     /// Tokens from which on a prompt is long, for --reserve-long.
-    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = DEFAULT_LONG_PROMPT)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_tokens,
+        default_value_t = DEFAULT_LONG_PROMPT
+    )]
     pub long_prompt: usize,
     /// Keep steps so small, and sequences so few, that a next token comes within so many
     /// milliseconds, as far as can be told from the steps so far.
-    #[arg(long, value_name = "MS", value_parser = parse_milliseconds, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = parse_milliseconds,
+        allow_negative_numbers = true
+    )]
     pub slo_itl_ms: Option<Duration>,
     /// What happens to a sequence that is pushed out of the device memory.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Preempt::Auto)]

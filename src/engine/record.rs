@@ -71,7 +71,8 @@ impl Record {
         }
     }
 
-    /// Counts a token that was drawn by `now`; returns the text that became final and why the answer ends here, if it does.
+    /// Counts a token that was drawn by `now`; returns the text that became final and why the
+    /// answer ends here, if it does.
     pub(super) fn advance(
         &mut self,
         token: u32,

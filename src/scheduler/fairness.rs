@@ -3,9 +3,9 @@
 //! A program is a chain or a bundle of requests of one `program_id`, an agent for example; a
 //! request without one is a program of its own. A request starts at the later of the virtual time
 //! and the moment its program's last request finishes, and takes as many virtual tokens as it has
-//! real ones. Virtual time advances by the tokens served over the programs that have work, so that a
-//! program that comes new or after a pause is neither owed anything nor charged for anything, and
-//! an endless row of new programs does not keep an old one waiting (SEEDS.md U1).
+//! real ones. Virtual time advances by the tokens served over the programs that have work: one
+//! that comes new or after a pause is neither owed anything nor charged for anything, and an
+//! endless row of new ones does not keep an old one waiting (SEEDS.md U1).
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ pub(super) struct Fairness {
 }
 
 impl Fairness {
-    /// Takes a request of `choices` sequences and at most so many `tokens`; returns the virtual time
-    /// at which it starts.
+    /// Takes a request of `choices` sequences and at most so many `tokens`; returns the virtual
+    /// time at which it starts.
     pub fn submit(&mut self, name: Option<&Arc<str>>, choices: usize, tokens: usize) -> f64 {
         let Some(name) = name else {
             self.active += choices;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Copies overlap the spans, each way on a link of its own. One is reported in the first step that
-//! ends after it, so that its units stay held until then. A step with nothing to compute lasts until
-//! the next copy ends.
+//! ends after it, so that its units stay held until then. A step with nothing to compute lasts
+//! until the next copy ends.
 
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ pub struct Timing {
     pub step_model: StepModel,
     /// Whether copies run beside the spans; without it, a step waits for them.
     pub overlap_copies: bool,
-    /// Whether rows of finished answers are read on until all of their batch have ended, as a
-    /// request-level batch of fixed shape does.
+    /// Whether answers that have ended go on growing for nothing until all of their batch have, as
+    /// in a request-level batch of fixed shape.
     pub dead_slots_pay: bool,
     /// Numbers of generated rows that a step may have, ascending; each is filled up to the next
     /// one. Empty: any.
@@ -97,8 +97,8 @@ pub struct ModelledExecutor {
     wake_at: Option<Duration>,
     /// The answer of each request, by its seed.
     answers: FxHashMap<u64, Vec<u32>>,
-    /// Contexts of the answers of a batch that have ended, in tokens.
-    dead_context: f64,
+    /// Answers of a batch that have ended, and their contexts together, in tokens.
+    dead: (usize, f64),
     chunks: Vec<(usize, usize)>,
     last: Option<StepCost>,
     totals: Totals,
@@ -114,7 +114,7 @@ impl ModelledExecutor {
             copies: Vec::new(),
             wake_at: None,
             answers: FxHashMap::default(),
-            dead_context: 0.0,
+            dead: (0, 0.0),
             chunks: Vec::new(),
             last: None,
             totals: Totals::default(),
@@ -187,8 +187,9 @@ impl ModelledExecutor {
             context += rows * start + rows * (rows + 1.0) / 2.0;
         }
         if decodes == 0 && self.chunks.first().is_some_and(|chunk| chunk.0 == 0) {
-            self.dead_context = 0.0;
+            self.dead = (0, 0.0);
         }
+        self.dead.1 += self.dead.0 as f64;
         let padding = self.padding(decodes);
         self.totals.padding_rows += padding as u64;
         let read = if self.timing.padding_reads { padding as f64 } else { 0.0 };
@@ -197,7 +198,7 @@ impl ModelledExecutor {
             decodes,
             decode_context: context,
             chunks: &self.chunks,
-            dead_context: self.dead_context + read * mean,
+            dead_context: self.dead.1 + read * mean,
         };
         let Timing { step_model, hardware, model, .. } = &self.timing;
         let cost = step_cost(*step_model, hardware, model, &work);
@@ -221,7 +222,7 @@ impl ModelledExecutor {
         let answer = &self.answers[&draw.draw.seed];
         let is_last = at + 1 == answer.len();
         if is_last && self.timing.dead_slots_pay {
-            self.dead_context += draw.draw.tokens.len() as f64;
+            self.dead = (self.dead.0 + 1, self.dead.1 + draw.draw.tokens.len() as f64);
         }
         (draw.sequence, if is_last { END_OF_ANSWER } else { answer[at] })
     }

@@ -2,7 +2,8 @@
 //! hardware.
 //!
 //! ```text
-//! arrivals -> Core [ plan -> lower -> ModelledExecutor (time passes) -> commit ] -> events -> Report
+//! arrivals -> Core [ plan -> lower -> ModelledExecutor (time passes) -> commit ] -> events
+//!                                                                             -> Report
 //! ```
 
 use std::sync::Arc;

@@ -32,7 +32,8 @@ fn model(name: &str) -> ModelProfile {
 /// Every step takes a second, whatever is in it.
 fn unit_steps() -> HardwareProfile {
     let mut hardware = hardware("h100-seed-b");
-    (hardware.memory_bandwidth, hardware.flops, hardware.step_overhead) = (1e40, 1e40, 1.0);
+    // Prompts cost next to nothing, but a longer one costs more.
+    (hardware.memory_bandwidth, hardware.flops, hardware.step_overhead) = (1e40, 1e17, 1.0);
     (hardware.link_out, hardware.link_in) = (1e40, 1e40);
     hardware
 }
@@ -284,13 +285,10 @@ fn a_prompt_starts_though_generating_takes_all_of_the_budget() {
 
 /// The Lab 4 mix at 4.5 requests a second over 300 s.
 fn lab_4(step_model: StepModel, change: impl FnOnce(&mut Simulation)) -> Report {
-    let mut simulation = simulation(
-        hardware("h100-seed-b"),
-        model("8b-lab4"),
-        step_model,
-        420_000,
-        |config| config.max_num_batched_tokens = 8_192,
-    );
+    let mut simulation =
+        simulation(hardware("h100-seed-b"), model("8b-lab4"), step_model, 420_000, |config| {
+            config.max_num_batched_tokens = 8_192
+        });
     change(&mut simulation);
     let all = traffic(1_350, "poisson:4.5", "choice:512=0.7,8192=0.3", "uniform:64:512");
     run(&simulation, &all)
@@ -309,7 +307,12 @@ fn the_budget_sets_the_longest_gaps_and_the_places_the_time_to_the_first_token()
         for (i, budget) in budgets.into_iter().enumerate() {
             let report = lab_4(step_model, |s| s.config.max_num_batched_tokens = budget);
             let (ttft, itl) = (report.latency.ttft.p50, report.latency.itl.p99);
-            tell("4.4", &format!("{step_model}, budget {budget}: TTFT P50, s"), seeds_ttft[i], ttft);
+            tell(
+                "4.4",
+                &format!("{step_model}, budget {budget}: TTFT P50, s"),
+                seeds_ttft[i],
+                ttft,
+            );
             tell("4.4", &format!("{step_model}, budget {budget}: ITL P99, s"), seeds_itl[i], itl);
             assert!((itl / seeds_itl[i] - 1.0).abs() < 0.1, "{step_model} {budget}: {itl}");
             medians.push(report.latency.itl.p50);
@@ -400,7 +403,8 @@ fn more_ageing_trades_the_mean_for_the_long_prompts() {
         (1e3 * report.latency.ttft.mean, 1e3 * long)
     };
     let fcfs = by(Policy::Fcfs, 0.0);
-    let ageings = [(0.0, 169.0, 912.0), (0.2, 198.0, 884.0), (0.5, 284.0, 802.0), (2.65, 390.0, 701.0)];
+    let ageings =
+        [(0.0, 169.0, 912.0), (0.2, 198.0, 884.0), (0.5, 284.0, 802.0), (2.65, 390.0, 701.0)];
     let mut before = (0.0, f64::INFINITY);
     for (ageing, seeds_mean, seeds_long) in ageings {
         let (mean, long) = by(Policy::Sjf, ageing);
@@ -409,8 +413,10 @@ fn more_ageing_trades_the_mean_for_the_long_prompts() {
         assert!(mean >= before.0 && long <= before.1, "{ageing}: {mean}, {long}");
         before = (mean, long);
     }
+    // Pollaczek and Khinchine give 340 ms for this load; 422 is one seed of another generator.
     tell("P5", "first come, first served: mean TTFT, ms", 422.0, fcfs.0);
-    assert!(before.0 <= fcfs.0 * 1.02 && fcfs.1 <= before.1 * 1.02);
+    // Ageing of all alike would end here; promotion goes on until the long ones go first.
+    assert!(before.1 < fcfs.1, "{before:?}, {fcfs:?}");
 }
 
 /// Eight servers, short and long jobs of 14 and 294 steps, more work than they can do.
@@ -461,7 +467,8 @@ fn crowded(
 fn a_watermark_saves_preemptions_and_a_large_one_costs_throughput() {
     let mut preemptions = u64::MAX;
     let mut rates = Vec::new();
-    for (watermark, seeds, seeds_rate) in [(0.0, 177, 1_806.0), (5.0, 25, 1_831.0), (20.0, 0, 1_693.0)]
+    for (watermark, seeds, seeds_rate) in
+        [(0.0, 177, 1_806.0), (5.0, 25, 1_831.0), (20.0, 0, 1_693.0)]
     {
         let report = crowded(model("7b-mha"), 30_000, 64.0, |c| c.watermark_percent = watermark);
         let rate = report.throughput.generated_tokens;
@@ -509,13 +516,12 @@ fn a_hybrid_with_a_large_state_is_better_swapped_in_every_respect() {
     k3.weights = Weights { always_bytes, experts: None };
     let all = traffic(300, "poisson:1.5", "uniform:512:2048", "uniform:64:1024");
     let by = |preempt| {
-        let simulation = simulation(
-            hardware("h100-seed-b"),
-            k3.clone(),
-            StepModel::Roofline,
-            60_000,
-            |config| (config.max_num_batched_tokens, config.preempt) = (2_048, preempt),
-        );
+        let mut simulation =
+            simulation(hardware("h100-seed-b"), k3.clone(), StepModel::Roofline, 0, |config| {
+                (config.max_num_batched_tokens, config.preempt) = (2_048, preempt)
+            });
+        // Slots and blocks of twenty sequences in the middle of their answers.
+        simulation.device_bytes = (20.0 * k3.held_bytes(1_400.0)) as usize;
         run(&simulation, &all)
     };
     let (swap, recompute) = (by(Preempt::Swap), by(Preempt::Recompute));
@@ -575,7 +581,7 @@ fn who_comes_inside_a_step_is_in_the_next_one() {
     let batches: Vec<usize> = lines.iter().map(|line| line.decodes + line.prompt_tokens).collect();
     assert_eq!(batches, [1, 2, 2, 1], "{lines:?}");
     // The third one waits for a place, from 0.7 to 3 s, and has its token at 4 s.
-    assert_eq!(report.latency.ttft.max, 3.3);
+    assert!((report.latency.ttft.max - 3.3).abs() < 1e-3, "{}", report.latency.ttft.max);
 }
 
 /// Also where the traffic has random lengths, arrivals and preemptions.
@@ -596,10 +602,9 @@ fn on_a_grid_of_64_a_long_prompt_takes_19_steps_instead_of_18() {
     let steps = |grid| {
         let mut model = model("70b-gqa");
         model.grid = grid;
-        let simulation =
-            simulation(unit_steps(), model, StepModel::Roofline, 200_000, |config| {
-                config.max_num_batched_tokens = 512;
-            });
+        let simulation = simulation(unit_steps(), model, StepModel::Roofline, 200_000, |config| {
+            config.max_num_batched_tokens = 512;
+        });
         let short = (0..32).map(|_| (0.0, 1, 100));
         let (_, lines) = lines(&simulation, &requests(short.chain([(1.5, 8_192, 1)])));
         lines.iter().filter(|line| line.t > 1.0 && line.prompt_tokens > 0).count()

@@ -58,7 +58,12 @@ pub struct RuleArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub host_memory: Option<usize>,
     /// Most tokens to compute in one step.
-    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = MAX_NUM_BATCHED_TOKENS)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_tokens,
+        default_value_t = MAX_NUM_BATCHED_TOKENS
+    )]
     pub max_num_batched_tokens: usize,
     /// Most sequences on the device at once; default: 256, or the tokens of a step.
     #[arg(long, value_name = "N")]
@@ -70,7 +75,12 @@ pub struct RuleArgs {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = Policy::Fcfs)]
     pub scheduling_policy: Policy,
     /// Under sjf, seconds of prefill that a prompt is forgiven for each second it waits.
-    #[arg(long, value_name = "X", default_value_t = DEFAULT_SJF_AGEING, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = DEFAULT_SJF_AGEING,
+        allow_negative_numbers = true
+    )]
     pub sjf_aging: f64,
     /// When sequences join those that run.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Batching::Continuous)]
@@ -79,16 +89,31 @@ pub struct RuleArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub reserve_long: usize,
     /// Tokens from which on a prompt is long; figures are told apart by it too.
-    #[arg(long, value_name = "N", value_parser = parse_tokens, default_value_t = DEFAULT_LONG_PROMPT)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_tokens,
+        default_value_t = DEFAULT_LONG_PROMPT
+    )]
     pub long_prompt: usize,
     /// Keep steps so small, and sequences so few, that a token comes within so many milliseconds.
-    #[arg(long, value_name = "MS", value_parser = parse_milliseconds, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = parse_milliseconds,
+        allow_negative_numbers = true
+    )]
     pub slo_itl_ms: Option<Duration>,
     /// What happens to a sequence that is pushed out of the device memory.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Preempt::Auto)]
     pub preempt: Preempt,
     /// Percent of the device's pages that are kept free for sequences that run.
-    #[arg(long, value_name = "PERCENT", default_value_t = DEFAULT_WATERMARK_PERCENT, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = DEFAULT_WATERMARK_PERCENT,
+        allow_negative_numbers = true
+    )]
     pub watermark: f64,
     /// Keep nothing for later requests that begin alike.
     #[arg(long)]

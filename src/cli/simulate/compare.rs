@@ -20,7 +20,13 @@ pub struct CompareArgs {
     #[arg(value_name = "B.json")]
     pub b: PathBuf,
     /// Leave out figures that differ by less than so many percent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.5, value_parser = parse_from_0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = 0.5,
+        value_parser = parse_from_0,
+        allow_negative_numbers = true
+    )]
     pub above: f64,
 }
 

@@ -48,6 +48,18 @@ static AFTER_HELP: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
     format!("Lengths: {LENGTHS}\nArrivals: {ARRIVALS}\nWorkloads:\n{workloads}")
 });
 
+/// What a named workload has of its own.
+const OWN: [&str; 8] = [
+    "requests",
+    "arrivals",
+    "prompts",
+    "answers",
+    "max_tokens",
+    "programs",
+    "shared_prefix",
+    "seed",
+];
+
 /// Made-up traffic.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Traffic")]
@@ -79,8 +91,7 @@ pub struct TrafficArgs {
         value_name = "NAME",
         value_parser = PossibleValuesParser::new(NAMED.map(|(name, _)| name)),
         hide_possible_values = true,
-        conflicts_with_all = ["requests", "arrivals", "prompts", "answers", "max_tokens", "programs",
-            "shared_prefix", "seed"]
+        conflicts_with_all = OWN
     )]
     pub workload: Option<String>,
     /// Of the random numbers: one seed, one traffic, whatever it runs on.
@@ -99,10 +110,22 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub limit: Option<usize>,
     /// So many times as fast as they came.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = parse_above_0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        value_parser = parse_above_0,
+        allow_negative_numbers = true
+    )]
     pub speed: f64,
     /// Each comes up to so many seconds later than its line says: some traces round to three.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.0, value_parser = parse_from_0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0.0,
+        value_parser = parse_from_0,
+        allow_negative_numbers = true
+    )]
     pub jitter: f64,
     /// Prompts that go on where an earlier one ended contain its answer.
     #[arg(long)]
