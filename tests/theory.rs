@@ -3,6 +3,8 @@
 //!
 //! `cargo test --release --test theory -- --nocapture` prints the table.
 
+#[path = "theory/agreement.rs"]
+mod agreement;
 #[path = "theory/closed_forms.rs"]
 mod closed_forms;
 #[path = "theory/command.rs"]

@@ -1,5 +1,6 @@
 //! `deltapool bench`: measurements, one subcommand each.
 
+mod batching;
 mod machine;
 mod reuse;
 mod speed;
@@ -27,6 +28,8 @@ pub enum Bench {
     Prefill(speed::PrefillArgs),
     /// How fast tokens are generated.
     Decode(speed::DecodeArgs),
+    /// What continuous batching gains over batches of requests.
+    Batching(batching::BatchingArgs),
     /// What memory and arithmetic of this machine give at most.
     Machine(machine::MachineArgs),
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
@@ -50,6 +53,7 @@ pub fn run(args: &BenchArgs, isa: Isa) -> Result<(), CliError> {
     match &args.what {
         Bench::Prefill(args) => speed::prefill(args, isa),
         Bench::Decode(args) => speed::decode(args, isa),
+        Bench::Batching(args) => batching::run(args, isa),
         Bench::Machine(args) => machine::run(args, isa),
         Bench::Reuse(args) => reuse::run(args),
     }
