@@ -1,10 +1,13 @@
 //! `deltapool bench`: measurements, one subcommand each.
 
+mod crossover;
+pub(super) mod ids;
 mod machine;
 mod reuse;
-mod speed;
-mod spread;
-mod system;
+pub(super) mod speed;
+pub(super) mod spread;
+pub(super) mod stepper;
+pub(super) mod system;
 
 use clap::{Args, Subcommand};
 use kernels::Isa;
@@ -32,6 +35,9 @@ pub enum Bench {
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
     /// fake bytes.
     Reuse(reuse::ReuseArgs),
+    /// Whether copying a sequence out and in takes less than computing it again, and from which
+    /// length on.
+    Crossover(crossover::CrossoverArgs),
 }
 
 /// Where a measurement without a model reports to.
@@ -52,5 +58,6 @@ pub fn run(args: &BenchArgs, isa: Isa) -> Result<(), CliError> {
         Bench::Decode(args) => speed::decode(args, isa),
         Bench::Machine(args) => machine::run(args, isa),
         Bench::Reuse(args) => reuse::run(args),
+        Bench::Crossover(args) => crossover::run(args, isa),
     }
 }

@@ -5,6 +5,7 @@
 
 mod batch;
 mod bench;
+mod chart;
 mod chat;
 mod common;
 mod error;
@@ -13,6 +14,7 @@ pub mod inspect;
 mod limits;
 mod loading;
 mod output;
+mod profiles;
 mod prompt;
 mod sampling;
 mod score;
