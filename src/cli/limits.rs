@@ -76,12 +76,12 @@ pub struct EngineArgs {
         allow_negative_numbers = true
     )]
     pub watermark: f64,
-    /// GB per second between device and host, for --preempt auto; default: by `calibrate` for this
-    /// model, or else measured.
+    /// GB per second between device and host, for --preempt auto; default: as `calibrate`
+    /// found for this model, or else measured.
     #[arg(long, value_name = "GB/S", allow_negative_numbers = true)]
     pub link_gbps: Option<f64>,
-    /// Prompt tokens computed per second, for --preempt auto; default: by `calibrate` for this
-    /// model, or else measured.
+    /// Prompt tokens computed per second, for --preempt auto; default: as `calibrate`
+    /// found for this model, or else measured.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub prefill_tokens_per_second: Option<f64>,
     /// Keep nothing for later requests that begin alike.

@@ -1,9 +1,8 @@
 //! Hardware and models by the names that people give them, and the profile of this machine.
 
 use std::env;
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kernels::Isa;
 
@@ -11,7 +10,6 @@ use super::CliError;
 use super::bench::system::Machine;
 use crate::config::EngineConfig;
 use crate::models::{ModelError, ModelFiles};
-use crate::simulate::model::PRESETS;
 use crate::simulate::{Calibration, HardwareProfile, ModelProfile, ProfileError};
 
 /// The name of the profile that `calibrate` writes by default.
@@ -43,23 +41,7 @@ pub fn hardware(name: &str) -> Result<HardwareProfile, CliError> {
 /// # Errors
 /// Neither is there; a config that is not understood. What is wrong is named.
 pub fn model(name: &str) -> Result<ModelProfile, CliError> {
-    if let Some(preset) = ModelProfile::preset(name) {
-        return Ok(preset);
-    }
-    let path = match Path::new(name) {
-        path if path.is_dir() => path.join("config.json"),
-        path => path.to_owned(),
-    };
-    let text = fs::read_to_string(&path).map_err(|source| {
-        CliError::Usage(format!(
-            "--model: {name} is no preset and no config.json can be read there ({}: {source}); \
-             presets: {}",
-            path.display(),
-            PRESETS.join(", ")
-        ))
-    })?;
-    ModelProfile::from_config(&text)
-        .map_err(|error| CliError::Usage(format!("--model: {}: {error}", path.display())))
+    ModelProfile::read(name).map_err(|error| CliError::Usage(format!("--model: {error}")))
 }
 
 /// Where the profile of this machine is kept.

@@ -269,8 +269,8 @@ impl Scheduler {
         self.to_park.push(id);
     }
 
-    /// Gives the state of a sequence up in the next plan, if it runs then: it waits, and is computed
-    /// again. What preemption by recomputation does, at a moment of the caller's choice.
+    /// Gives the state of a sequence up in the next plan, if it runs then: it waits, and is
+    /// computed again. What preemption by recomputation does, at a moment of the caller's choice.
     pub fn recompute(&mut self, id: SequenceId) {
         self.to_drop.push(id);
     }

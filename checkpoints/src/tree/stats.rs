@@ -79,8 +79,7 @@ impl PrefixTree {
 
     /// Asserts that what is counted is what a scan of the nodes finds.
     pub(super) fn check_stats(&self) {
-        let (mut nodes, mut device, mut host) =
-            (0, TierCounts::default(), TierCounts::default());
+        let (mut nodes, mut device, mut host) = (0, TierCounts::default(), TierCounts::default());
         for node in self.nodes.ids().map(|id| &self.nodes[id]) {
             nodes += 1;
             device.add(&node.value.device);
@@ -88,7 +87,10 @@ impl PrefixTree {
         }
         let stats = self.stats();
         let evicted = |counts: TierCounts| TierCounts { evicted: 0, ..counts };
-        assert_eq!((stats.nodes, evicted(stats.device), evicted(stats.host)), (nodes, device, host));
+        assert_eq!(
+            (stats.nodes, evicted(stats.device), evicted(stats.host)),
+            (nodes, device, host)
+        );
     }
 }
 

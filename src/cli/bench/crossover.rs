@@ -256,8 +256,8 @@ fn plan(args: &CrossoverArgs, files: &ModelFiles) -> Result<(Vec<usize>, EngineC
     let reach = |tokens: usize| (tokens + ANSWER).max(Case::decoder_tokens(tokens));
     if let Some(tokens) = lengths.iter().find(|tokens| reach(**tokens) > context) {
         return Err(CliError::Usage(format!(
-            "--lengths {tokens}: a sequence reaches {} tokens, and the model's context is {context} \
-             tokens",
+            "--lengths {tokens}: a sequence reaches {} tokens, and the model's context is \
+             {context} tokens",
             reach(*tokens)
         )));
     }

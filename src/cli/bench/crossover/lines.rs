@@ -82,8 +82,8 @@ impl Lines {
     /// L*: the length below which recomputing takes less than swapping; 0 where swap wins at every
     /// length, none where recomputation does.
     ///
-    /// The one positive root of `c L^2 + (a - s) L - S = 0` with `c` half the cost of a pair, `a` of
-    /// a token, `s` the link's of a token both ways and `S` its of the slot. It is F14 where
+    /// The one positive root of `c L^2 + (a - s) L - S = 0` with `c` half the cost of a pair, `a`
+    /// of a token, `s` the link's of a token both ways and `S` its of the slot. It is F14 where
     /// `S = 0` and F16 where `c = 0`.
     pub fn crossover(&self) -> Option<f64> {
         let ways = 1.0 / self.link_out_bytes_per_second + 1.0 / self.link_in_bytes_per_second;
