@@ -246,6 +246,9 @@ pub struct EngineConfig {
     pub link_bytes_per_second: Option<f64>,
     /// Prompt tokens computed per second, for [`Preempt::Auto`]; measured.
     pub prefill_tokens_per_second: Option<f64>,
+    /// Seconds of attention for each pair of a token and one before it, for [`Preempt::Auto`];
+    /// left out.
+    pub pair_seconds: Option<f64>,
     /// Park a sequence that runs in every Nth step, needed or not: a stress for tests.
     pub park_every: Option<u64>,
     /// Keep what was computed for later requests that begin alike.
@@ -282,6 +285,7 @@ impl Default for EngineConfig {
             preempt: Preempt::Auto,
             link_bytes_per_second: None,
             prefill_tokens_per_second: None,
+            pair_seconds: None,
             park_every: None,
             prefix_cache: true,
             exact_prefix: false,

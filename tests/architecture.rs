@@ -104,6 +104,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("memmap2", &["kernels/src/"]),
     ("minijinja", &["src/text"]),
     ("minijinja_contrib", &["src/text"]),
+    ("plotters", &["src/cli/chart"]),
     ("prometheus_client", &["src/server/metrics"]),
     ("rustyline", &["src/cli"]),
     ("safetensors", &["src/weights"]),

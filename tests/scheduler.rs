@@ -231,6 +231,25 @@ fn what_failed_is_not_counted_as_swapped() {
     drain(&mut scheduler);
 }
 
+#[test]
+fn a_sequence_is_computed_again_when_that_is_asked_for() {
+    let mut scheduler = scheduler(10, 10, |_| {});
+    let id = submit(&mut scheduler, 100, 50, 0);
+    for _ in 0..3 {
+        step(&mut scheduler, &|_| 50);
+    }
+    let unknown = SequenceId(77);
+    scheduler.recompute(unknown);
+    scheduler.recompute(id);
+    assert_eq!(step(&mut scheduler, &|_| 50), [(id, 100)], "the prompt");
+    assert_eq!(step(&mut scheduler, &|_| 50), [(id, 3)], "what it had answered");
+    assert_eq!(step(&mut scheduler, &|_| 50), [(id, 1)]);
+    let counters = scheduler.sequence(id).expect("it runs on").counters();
+    assert_eq!((counters.preemptions, counters.recomputed_tokens), (1, 102));
+    assert_eq!((scheduler.stats().recomputed, scheduler.stats().parked), (1, 0));
+    drain(&mut scheduler);
+}
+
 /// 35e9 bytes of Kimi-Linear with bf16 windows, hidden row and KV, by the scheduler itself; with the
 /// default watermark and with none.
 #[test]

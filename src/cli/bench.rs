@@ -1,11 +1,14 @@
 //! `deltapool bench`: measurements, one subcommand each.
 
 mod batching;
+mod crossover;
+pub(super) mod ids;
 mod machine;
 mod reuse;
-mod speed;
-mod spread;
-mod system;
+pub(super) mod speed;
+pub(super) mod spread;
+pub(super) mod stepper;
+pub(super) mod system;
 
 use clap::{Args, Subcommand};
 use kernels::Isa;
@@ -35,6 +38,9 @@ pub enum Bench {
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
     /// fake bytes.
     Reuse(reuse::ReuseArgs),
+    /// Whether copying a sequence out and in takes less than computing it again, and from which
+    /// length on.
+    Crossover(crossover::CrossoverArgs),
 }
 
 /// Where a measurement without a model reports to.
@@ -56,5 +62,6 @@ pub fn run(args: &BenchArgs, isa: Isa) -> Result<(), CliError> {
         Bench::Batching(args) => batching::run(args, isa),
         Bench::Machine(args) => machine::run(args, isa),
         Bench::Reuse(args) => reuse::run(args),
+        Bench::Crossover(args) => crossover::run(args, isa),
     }
 }

@@ -86,10 +86,12 @@ pub struct EngineArgs {
         allow_negative_numbers = true
     )]
     pub watermark: f64,
-    /// GB per second between device and host, for --preempt auto; default: measured.
+    /// GB per second between device and host, for --preempt auto; default: as `calibrate`
+    /// found for this model, or else measured.
     #[arg(long, value_name = "GB/S", allow_negative_numbers = true)]
     pub link_gbps: Option<f64>,
-    /// Prompt tokens computed per second, for --preempt auto; default: measured.
+    /// Prompt tokens computed per second, for --preempt auto; default: as `calibrate`
+    /// found for this model, or else measured.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub prefill_tokens_per_second: Option<f64>,
     /// Keep nothing for later requests that begin alike.
@@ -141,6 +143,7 @@ impl EngineArgs {
             preempt: self.preempt,
             link_bytes_per_second: self.link_gbps.map(|gb| gb * 1e9),
             prefill_tokens_per_second: self.prefill_tokens_per_second,
+            pair_seconds: None,
             park_every: self.park_every,
             prefix_cache: !self.no_prefix_cache,
             exact_prefix: self.exact_prefix,

@@ -9,6 +9,7 @@ use kernels::Isa;
 
 use super::CliError;
 use super::common::CommonArgs;
+use super::profiles::calibrated;
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineLimits};
 use crate::models::ModelFiles;
@@ -42,7 +43,8 @@ impl Files {
         }
     }
 
-    /// Derives the limits, loads the weights and starts an engine. `prepare` hears the limits
+    /// Derives the limits, loads the weights and starts an engine, with the rates that
+    /// `calibrate` found for this model on this machine, if it did. `prepare` hears the limits
     /// before anything is loaded: what can go wrong with little work goes wrong there.
     pub fn engine<T>(
         self,
@@ -52,6 +54,7 @@ impl Files {
         mut progress: Progress,
         prepare: impl FnOnce(&EngineLimits) -> Result<T, CliError>,
     ) -> Result<(Engine, T), CliError> {
+        let config = calibrated(config, &self.model, isa);
         let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
         let bar = progress.bar.clone();
         let mut builder = builder.on_load(move |done, total| progress.show(done, total));

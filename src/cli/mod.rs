@@ -5,6 +5,8 @@
 
 mod batch;
 mod bench;
+mod calibrate;
+mod chart;
 mod chat;
 mod common;
 mod error;
@@ -13,6 +15,7 @@ pub mod inspect;
 mod limits;
 mod loading;
 mod output;
+mod profiles;
 mod prompt;
 mod sampling;
 mod score;
@@ -59,6 +62,8 @@ pub enum Command {
     Inspect(inspect::InspectArgs),
     /// Measure.
     Bench(bench::BenchArgs),
+    /// Measure this machine, and a model on it, for the simulator and for --preempt auto.
+    Calibrate(calibrate::CalibrateArgs),
     /// What a scheduler does and costs, worked out without a model.
     Simulate(simulate::SimulateArgs),
 }
@@ -107,6 +112,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         Command::Score(args) => score::run(&args, isa),
         Command::Inspect(args) => Ok(inspect::run(&args)?),
         Command::Bench(args) => bench::run(&args, isa),
+        Command::Calibrate(args) => calibrate::run(&args, isa),
         Command::Simulate(args) => simulate::run(&args),
     }
 }

@@ -170,7 +170,7 @@ impl<'p> EngineBuilder<'p> {
             block_bytes: limits.device.block_bytes,
             link_bytes_per_second: link,
             tokens_per_second: prefill,
-            pair_seconds: 0.0,
+            pair_seconds: config.pair_seconds.unwrap_or(0.0),
         };
         let executor = limits.executor(cpu, model)?;
         Ok((cost, executor))

@@ -188,6 +188,13 @@ impl<E: Executor> Core<E> {
         }
     }
 
+    /// Has those answers of a request that run computed again; see [`Scheduler::recompute`].
+    pub fn recompute(&mut self, id: RequestId) {
+        for sequence in self.requests.get(&id).into_iter().flatten() {
+            self.scheduler.recompute(*sequence);
+        }
+    }
+
     /// Gives all that is kept for later requests back.
     pub fn clear_prefix_cache(&mut self) {
         self.scheduler.clear_prefix_cache();

@@ -24,6 +24,13 @@ pub struct Job {
     pub packed: Option<(usize, usize)>,
 }
 
+impl Job {
+    /// Bytes of its pieces; a slot that is packed on the way is none of them.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.bytes).sum()
+    }
+}
+
 /// Bytes copied from one arena to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {

@@ -28,15 +28,23 @@ pub fn link_bytes_per_second() -> Result<f64, ArenaError> {
 }
 
 /// Tokens per second of a prompt, by the rate of a matrix product of one cell with as many weights
-/// as are active in `spec`, held as its own: what attention and states cost is left out, so
-/// computing again looks a little cheaper than it is.
+/// as are active in `spec`: what attention and states cost is left out, so computing again looks a
+/// little cheaper than it is.
 ///
 /// # Errors
 /// When the system refuses the memory.
 pub fn prefill_tokens_per_second(cpu: &Cpu, spec: &ModelSpec) -> Result<f64, ArenaError> {
-    const ROWS: usize = kernels::CELL_LEN;
+    let flops = product_flops(cpu, spec, kernels::CELL_LEN)?;
+    Ok(flops / 2.0 / spec.active_weights().max(1) as f64)
+}
+
+/// FLOP per second of products of `rows` rows with weights that are held as those of `spec`.
+///
+/// # Errors
+/// When the system refuses the memory.
+pub fn product_flops(cpu: &Cpu, spec: &ModelSpec, rows: usize) -> Result<f64, ArenaError> {
     const WIDTH: usize = 512;
-    let x = vec![0.5_f32; ROWS * WIDTH];
+    let x = vec![0.5_f32; rows * WIDTH];
     let (single, half) = (vec![0.25_f32; WIDTH * WIDTH], vec![bf16::ONE; WIDTH * WIDTH]);
     let values = match spec.compute {
         Compute::F32 => Values::F32(&single),
@@ -47,15 +55,14 @@ pub fn prefill_tokens_per_second(cpu: &Cpu, spec: &ModelSpec) -> Result<f64, Are
         None => PackedMatrix::new(matrix)?,
         Some(quantization) => PackedMatrix::quantized(matrix, quantization)?,
     };
-    let mut narrowed = NarrowRows::new(spec.forms(), ROWS, WIDTH);
-    let mut out = vec![0.0_f32; ROWS * WIDTH];
+    let mut narrowed = NarrowRows::new(spec.forms(), rows, WIDTH);
+    let mut out = vec![0.0_f32; rows * WIDTH];
     let mut product = || {
         let (x, out) = (Rows::new(&x, WIDTH), RowsMut::new(&mut out, WIDTH));
         gemm::gemm(cpu, x, weights.panels(), &mut narrowed, out);
     };
     product();
-    let weights_per_second = (ROWS * WIDTH * WIDTH) as f64 * per_second(product);
-    Ok(weights_per_second / spec.active_weights().max(1) as f64)
+    Ok((2 * rows * WIDTH * WIDTH) as f64 * per_second(product))
 }
 
 /// How often a second `work` can be done.

@@ -2,7 +2,8 @@
 
 use super::files::{ModelError, ModelFiles};
 
-const CONFIG: &str = include_str!("../../assets/tiny-model/config.json");
+/// The `config.json` of the model that the binary carries.
+pub const EMBEDDED_CONFIG: &str = include_str!("../../assets/tiny-model/config.json");
 const GENERATION: &str = include_str!("../../assets/tiny-model/generation_config.json");
 
 /// Bytes at an address that suits every dtype, so that weights are read where they lie.
@@ -18,6 +19,6 @@ impl ModelFiles {
     /// # Errors
     /// None for the files this was built with; they are read like any others.
     pub fn embedded() -> Result<ModelFiles, ModelError> {
-        ModelFiles::of_texts(CONFIG, Some(GENERATION), &WEIGHTS.0)
+        ModelFiles::of_texts(EMBEDDED_CONFIG, Some(GENERATION), &WEIGHTS.0)
     }
 }

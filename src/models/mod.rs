@@ -22,6 +22,8 @@ mod workspace;
 pub use batch::{Batch, BlockMove, LogitSource, Score, StatePair};
 pub use config::ConfigFault;
 pub use decoder::Model;
+#[cfg(feature = "embedded-model")]
+pub use embedded::EMBEDDED_CONFIG;
 pub use family::{FAMILIES, Family};
 pub use files::{ModelError, ModelFiles, ModelWeights};
 pub use generation::{GenerationDefaults, SamplingDefaults};

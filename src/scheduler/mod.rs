@@ -98,6 +98,8 @@ pub struct Scheduler {
     audit_turns: u64,
     /// Sequences to be parked in the next plan.
     to_park: Vec<SequenceId>,
+    /// Sequences whose states are to be given up in the next plan.
+    to_drop: Vec<SequenceId>,
     /// Sequences admitted past a waiting one that did not fit.
     skipped: usize,
     /// What kept a sequence off the device in this step.
@@ -148,6 +150,7 @@ impl Scheduler {
             parked: BTreeSet::new(),
             in_flight: Vec::new(),
             to_park: Vec::new(),
+            to_drop: Vec::new(),
             skipped: 0,
             blocked: Blocked::default(),
             next_sequence: 0,
@@ -266,6 +269,12 @@ impl Scheduler {
         self.to_park.push(id);
     }
 
+    /// Gives the state of a sequence up in the next plan, if it runs then: it waits, and is
+    /// computed again. What preemption by recomputation does, at a moment of the caller's choice.
+    pub fn recompute(&mut self, id: SequenceId) {
+        self.to_drop.push(id);
+    }
+
     /// Holds the steps to come to less than the limits, or to these again.
     pub fn set_caps(&mut self, caps: Caps) {
         self.caps = caps;
@@ -287,6 +296,9 @@ impl Scheduler {
         }
         while let Some(id) = self.to_park.pop() {
             self.park_now(id, &mut step);
+        }
+        while let Some(id) = self.to_drop.pop() {
+            self.drop_now(id);
         }
         if self.limits.policy == Policy::Priority {
             self.make_way(&mut step);

@@ -108,6 +108,14 @@ impl Scheduler {
         }
     }
 
+    /// Gives the state of a sequence that runs and has computed something up.
+    pub(super) fn drop_now(&mut self, id: SequenceId) {
+        let runs = |sequence: &Sequence| sequence.state().is_some_and(|state| !state.is_empty());
+        if self.sequences.get(&id).is_some_and(runs) {
+            self.drop_state(id);
+        }
+    }
+
     /// Exact blocks of the prompt that another choice of the same request has in `tier`, and which
     /// choice: they have the bits of `sequence`'s own and are shared instead of copied.
     fn sibling_blocks(&self, sequence: &Sequence, tier: Tier) -> (usize, Option<SequenceId>) {

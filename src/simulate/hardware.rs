@@ -30,6 +30,12 @@ pub struct HardwareProfile {
     /// ascending; linear between points, level outside. Empty: every product reaches all of it.
     #[serde(default)]
     pub gemm_efficiency: Vec<(usize, f64)>,
+    /// Share of `flops * mfu` that the attention of prompts reaches, above 0, at most 1.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub chunk_attention_efficiency: f64,
+    /// Share of `flops * mfu` that the attention of generated tokens reaches.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub decode_attention_efficiency: f64,
     /// Bandwidth from device to host, B/s.
     pub link_out: f64,
     /// Bandwidth from host to device, B/s.
@@ -47,6 +53,38 @@ pub struct HardwareProfile {
     /// Price of an hour, in any currency.
     #[serde(default)]
     pub price_per_hour: Option<f64>,
+    /// What it was measured with; none of a data sheet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+fn is_whole(share: &f64) -> bool {
+    *share == whole()
+}
+
+/// The machine and the model that a profile was measured with: for another of either it says
+/// nothing of what steps take.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// The processor, as the system names it.
+    pub processor: Option<String>,
+    /// The instruction set that kernels were run with.
+    pub isa: String,
+    /// Threads that computed.
+    pub threads: usize,
+    /// What the model was called.
+    pub model: String,
+    /// Of its config, its precision and the bytes of its weights.
+    pub fingerprint: String,
+    /// Prompt tokens computed a second, but for attention.
+    pub prefill_tokens_per_second: f64,
+    /// Seconds of attention for each pair of a token and one before it.
+    pub pair_seconds: f64,
 }
 
 /// Names that [`HardwareProfile::preset`] knows.
@@ -150,6 +188,8 @@ impl HardwareProfile {
             flops: if lecture { 990e12 } else { 989e12 },
             mfu: 0.5,
             gemm_efficiency: Vec::new(),
+            chunk_attention_efficiency: whole(),
+            decode_attention_efficiency: whole(),
             link_out: 64e9,
             link_in: 64e9,
             link_latency: 0.0,
@@ -157,6 +197,7 @@ impl HardwareProfile {
             host_memory_bytes: 256_000_000_000,
             step_overhead: 0.0,
             price_per_hour: None,
+            calibration: None,
         })
     }
 
@@ -206,13 +247,29 @@ impl HardwareProfile {
             return wrong(key, value.to_string(), RATE);
         }
         let shares = self.gemm_efficiency.iter().map(|point| ("gemm_efficiency", point.1));
-        let shares = [("mbu", self.mbu), ("mfu", self.mfu)].into_iter().chain(shares);
+        let single = [
+            ("mbu", self.mbu),
+            ("mfu", self.mfu),
+            ("chunk_attention_efficiency", self.chunk_attention_efficiency),
+            ("decode_attention_efficiency", self.decode_attention_efficiency),
+        ];
+        let shares = single.into_iter().chain(shares);
         for (key, value) in shares {
             if !(value > 0.0 && value <= 1.0) {
                 return wrong(key, value.to_string(), SHARE);
             }
         }
-        let delays = [("link_latency", self.link_latency), ("step_overhead", self.step_overhead)];
+        if let Some(rate) = self.calibration.as_ref().map(|c| c.prefill_tokens_per_second)
+            && !(rate.is_finite() && rate > 0.0)
+        {
+            return wrong("calibration.prefill_tokens_per_second", rate.to_string(), RATE);
+        }
+        let pair = self.calibration.as_ref().map_or(0.0, |calibration| calibration.pair_seconds);
+        let delays = [
+            ("link_latency", self.link_latency),
+            ("step_overhead", self.step_overhead),
+            ("calibration.pair_seconds", pair),
+        ];
         if let Some((key, value)) = delays.iter().find(|(_, v)| !(v.is_finite() && *v >= 0.0)) {
             return wrong(key, value.to_string(), DELAY);
         }
@@ -265,6 +322,7 @@ mod tests {
             ("price_per_hour", "0", "FILE: price_per_hour is 0; it must be a finite"),
             ("step_overhead", "-0.5", "FILE: step_overhead is -0.5; it must be a finite number of"),
             ("gemm_efficiency", "[[8,0.5],[8,0.6]]", "FILE: gemm_efficiency is 8 rows before 8;"),
+            ("decode_attention_efficiency", "0", "FILE: decode_attention_efficiency is 0; it must"),
             ("gemm_efficiency", "[[8,1.5]]", "FILE: gemm_efficiency is 1.5; it must be above 0"),
             ("hbm_bw", "1", "FILE: unknown field `hbm_bw`"),
             ("flops", "\"fast\"", "FILE: invalid type: string \"fast\", expected f64"),

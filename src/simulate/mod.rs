@@ -26,7 +26,7 @@ pub mod workload;
 
 pub use cache::CacheFigures;
 pub use figures::{Latencies, Spread};
-pub use hardware::{HardwareProfile, ProfileError};
+pub use hardware::{Calibration, HardwareProfile, ProfileError};
 pub use model::{Experts, ModelConfigError, ModelProfile, Weights};
 pub use modelled::{ModelledExecutor, Timing, VirtualClock};
 pub use policy::Policy;

@@ -169,7 +169,7 @@ fn phases(
     let decode = Phase {
         bytes: (work.decode_context + work.dead_context) * kv + decodes * state,
         flops: attention,
-        compute: attention / peak,
+        compute: attention / (peak * hardware.decode_attention_efficiency),
     };
     let mut chunk = Phase::default();
     for &(start, rows) in work.chunks.iter().filter(|chunk| chunk.1 > 0) {
@@ -181,7 +181,7 @@ fn phases(
             Some(rate) => products.compute += rows as f64 / rate,
             None => {
                 products.compute += 2.0 * profile.active_params * rows as f64 / gemm;
-                chunk.compute += attention / peak;
+                chunk.compute += attention / (peak * hardware.chunk_attention_efficiency);
             }
         }
     }

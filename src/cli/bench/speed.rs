@@ -214,7 +214,7 @@ fn config(
 }
 
 /// Bytes of the pages that hold `sequences` sequences of `tokens` tokens each.
-fn pool_bytes(files: &ModelFiles, sequences: usize, tokens: usize) -> Result<usize, CliError> {
+pub fn pool_bytes(files: &ModelFiles, sequences: usize, tokens: usize) -> Result<usize, CliError> {
     let one = EngineConfig::one_sequence(tokens);
     let page = EngineLimits::derive(&files.spec, &one, None)?.device;
     let blocks = if page.block_bytes == 0 { 0 } else { tokens.div_ceil(kernels::BLOCK_LEN) };
@@ -224,7 +224,7 @@ fn pool_bytes(files: &ModelFiles, sequences: usize, tokens: usize) -> Result<usi
 }
 
 /// Names flags of this command where the engine would name its own.
-fn advise(error: EngineError) -> EngineError {
+pub fn advise(error: EngineError) -> EngineError {
     match error {
         EngineError::Memory { needed, what, available, .. } => EngineError::Memory {
             needed,

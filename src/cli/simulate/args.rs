@@ -8,11 +8,12 @@ use clap::Args;
 use crate::cli::CliError;
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{parse_milliseconds, parse_tokens};
+use crate::cli::profiles;
 use crate::config::{
     Batching, DEFAULT_LONG_PROMPT, DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING,
     DEFAULT_WATERMARK_PERCENT, EngineConfig, Policy, Preempt, parse_bytes,
 };
-use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
+use crate::simulate::{ModelProfile, Simulation, StepModel, Timing};
 
 /// Of the device's memory that weights leave, the part that slots and blocks take by default.
 const POOL_PART: f64 = 0.9;
@@ -24,7 +25,8 @@ const MAX_NUM_BATCHED_TOKENS: usize = 2048;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Hardware and model")]
 pub struct MachineArgs {
-    /// Hardware: h100-seed-a, h100-seed-b, h100, h200, or a JSON or TOML file of a profile.
+    /// Hardware: h100-seed-a, h100-seed-b, h100, h200, this-machine (once `calibrate` has run), or
+    /// a JSON or TOML file of a profile.
     #[arg(long, value_name = "NAME|FILE", default_value = "h200")]
     pub hardware: String,
     /// Model: a preset such as kimi-linear, k3, 7b-mha, 70b-gqa, or a config.json or its folder.
@@ -159,7 +161,7 @@ pub struct OutputArgs {
 impl MachineArgs {
     /// How steps and copies are timed.
     pub fn timing(&self, rules: &RuleArgs) -> Result<Timing, CliError> {
-        let mut hardware = HardwareProfile::read(&self.hardware).map_err(usage)?;
+        let mut hardware = profiles::hardware(&self.hardware)?;
         if let Some(gb) = self.link_gbps {
             (hardware.link_out, hardware.link_in) = (gb * 1e9, gb * 1e9);
         }

@@ -10,6 +10,7 @@ use kernels::clock::{process_cpu, thread_cpu};
 use super::case::{Case, WARM_UP_STEPS, prompts};
 use super::roofline::Metered;
 use crate::cli::CliError;
+use crate::cli::bench::ids::TokenIds;
 use crate::engine::RequestId;
 use crate::engine::core::Core;
 use crate::engine::executor::CpuExecutor;
@@ -22,8 +23,7 @@ const WARM_UP_TOKENS: usize = 512;
 pub struct Driver {
     core: Core<CpuExecutor>,
     next_request: u64,
-    /// State of the generator of token ids: the same ones in every run.
-    random: u64,
+    ids: TokenIds,
     /// Tokens of each sequence, prompt and answer.
     lengths: HashMap<RequestId, usize>,
 }
@@ -53,7 +53,8 @@ pub struct Measured {
 impl Driver {
     /// Drives `core`, in which nothing runs.
     pub fn new(core: Core<CpuExecutor>) -> Driver {
-        Driver { core, next_request: 0, random: 0, lengths: HashMap::new() }
+        let ids = TokenIds::new(0, core.door().vocab_size);
+        Driver { core, next_request: 0, ids, lengths: HashMap::new() }
     }
 
     /// Runs `rounds` rounds of `case`, and one more with the meter on if `is_metered`; `bar` moves
@@ -169,8 +170,7 @@ impl Driver {
     }
 
     fn submit(&mut self, prompt: usize, max_tokens: usize) -> Result<(), CliError> {
-        let vocab = self.core.door().vocab_size as u64;
-        let ids = (0..prompt).map(|_| (self.random() % vocab) as u32).collect();
+        let ids = self.ids.take(prompt);
         let request = Request {
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             ignore_eos: true,
@@ -197,14 +197,6 @@ impl Driver {
             }
         }
         Ok(drawn)
-    }
-
-    /// SplitMix64.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

@@ -1,0 +1,246 @@
+//! Line charts: one description, drawn as text for a terminal or as SVG for a file.
+//!
+//! A point that its axes have no place for (not finite, or not above 0 on a logarithmic axis) is
+//! left out.
+
+mod svg;
+mod text;
+
+use std::fs;
+use std::path::Path;
+
+use super::CliError;
+
+/// How values lie on an axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal steps for equal differences.
+    Linear,
+    /// Equal steps for equal ratios; values above 0 alone.
+    Log,
+}
+
+/// An axis.
+#[derive(Debug, Clone)]
+pub struct Axis {
+    /// What its values are, with the unit.
+    pub label: String,
+    /// How they lie.
+    pub scale: Scale,
+}
+
+/// How the points of a series are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// A line through them.
+    Line,
+    /// A line, and a dot at each.
+    Dots,
+}
+
+/// Points with a name.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// How it is drawn.
+    pub mark: Mark,
+    /// Its colour in SVG: series of one number have one colour.
+    pub colour: usize,
+    /// Its points, `(x, y)`, x ascending.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// A chart.
+#[derive(Debug, Clone)]
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// Along the bottom.
+    pub x: Axis,
+    /// Up the side.
+    pub y: Axis,
+    /// What is drawn, the last on top.
+    pub series: Vec<Series>,
+}
+
+impl Chart {
+    /// The chart as lines of text of up to `width` columns, with `height` of them for the plot.
+    pub fn text(&self, width: usize, height: usize) -> String {
+        text::draw(self, width, height)
+    }
+
+    /// Writes the chart as SVG.
+    ///
+    /// # Errors
+    /// A file that cannot be written, by its name.
+    pub fn write_svg(&self, path: &Path) -> Result<(), CliError> {
+        let svg = svg::draw(self).map_err(CliError::Failed)?;
+        fs::write(path, svg)
+            .map_err(|source| CliError::File { path: path.display().to_string(), source })
+    }
+
+    /// Where the points of `series` lie that can be drawn.
+    fn drawn<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + 'a {
+        let has_place = |&(x, y): &(f64, f64)| self.x.has_place(x) && self.y.has_place(y);
+        series.points.iter().copied().filter(has_place)
+    }
+
+    /// From the least to the greatest value on each axis, with some room around; none without a
+    /// point.
+    fn ranges(&self) -> Option<(Range, Range)> {
+        let points: Vec<(f64, f64)> = self.series.iter().flat_map(|s| self.drawn(s)).collect();
+        let x = Range::of(self.x.scale, points.iter().map(|point| point.0))?;
+        let y = Range::of(self.y.scale, points.iter().map(|point| point.1))?;
+        Some((x, y.roomy()))
+    }
+}
+
+impl Axis {
+    /// An axis for values of this name.
+    pub fn new(label: &str, scale: Scale) -> Axis {
+        Axis { label: label.to_owned(), scale }
+    }
+
+    fn has_place(&self, value: f64) -> bool {
+        value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
+    }
+}
+
+/// Values of an axis from one end to the other, which differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Range {
+    scale: Scale,
+    low: f64,
+    high: f64,
+}
+
+impl Range {
+    /// The range of `values`; none when there are none.
+    fn of(scale: Scale, values: impl Iterator<Item = f64> + Clone) -> Option<Range> {
+        let low = values.clone().min_by(f64::total_cmp)?;
+        let high = values.max_by(f64::total_cmp)?;
+        let range = Range { scale, low, high };
+        Some(if low < high { range } else { range.around() })
+    }
+
+    /// A range around its one value.
+    fn around(self) -> Range {
+        match self.scale {
+            Scale::Log => Range { low: self.low / 2.0, high: self.high * 2.0, ..self },
+            Scale::Linear => {
+                let room = (self.low.abs() / 2.0).max(0.5);
+                Range { low: self.low - room, high: self.high + room, ..self }
+            }
+        }
+    }
+
+    /// The range with a twentieth more at either end, a linear one from 0 if it was above it.
+    fn roomy(self) -> Range {
+        let (low, high) = (self.value(-0.05), self.value(1.05));
+        match self.scale {
+            Scale::Linear if self.low >= 0.0 => Range { low: 0.0, high, ..self },
+            _ => Range { low, high, ..self },
+        }
+    }
+
+    /// Where a value lies: 0 at the low end, 1 at the high end.
+    fn place(self, value: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Log => (value / self.low).ln() / (self.high / self.low).ln(),
+        }
+    }
+
+    /// The value at a place.
+    fn value(self, place: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => self.low + place * (self.high - self.low),
+            Scale::Log => self.low * (self.high / self.low).powf(place),
+        }
+    }
+}
+
+/// A value as an axis shows it: three digits or so, thousands in words of one letter.
+fn number(value: f64) -> String {
+    let (value, unit) = match value.abs() {
+        size if size >= 1e9 => (value / 1e9, "G"),
+        size if size >= 1e6 => (value / 1e6, "M"),
+        size if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let text = match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 0.001 || size == 0.0 => format!("{value:.3}"),
+        _ => return format!("{value:.1e}"),
+    };
+    let text = match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.'),
+        false => &text,
+    };
+    format!("{text}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(scale: Scale, points: &[(f64, f64)]) -> Chart {
+        let series = Series {
+            name: "a <b> & \"c\"".into(),
+            mark: Mark::Dots,
+            colour: 0,
+            points: points.to_vec(),
+        };
+        let axis = |label| Axis::new(label, scale);
+        Chart { title: "title".into(), x: axis("x"), y: axis("y"), series: vec![series] }
+    }
+
+    #[test]
+    fn a_text_chart_has_its_points_where_they_lie_and_names_what_it_draws() {
+        let text = chart(Scale::Log, &[(1.0, 1.0), (100.0, 100.0)]).text(60, 11);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "title");
+        let plot = &lines[1..12];
+        let marks =
+            |line: &str| line.split_once('|').map_or(0, |(_, row)| row.matches('o').count());
+        // A straight line from the bottom left to the top right.
+        assert!(plot.iter().all(|line| marks(line) > 0), "{text}");
+        let column = |line: &str| line.find('o').expect("a mark");
+        assert!(plot.windows(2).all(|pair| column(pair[0]) > column(pair[1])), "{text}");
+        assert!(lines.last().expect("a legend").contains("o a <b>"), "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 60), "{text}");
+    }
+
+    #[test]
+    fn what_has_no_place_on_an_axis_is_left_out() {
+        let odd = [(0.0, 5.0), (1.0, f64::NAN), (2.0, -1.0), (3.0, f64::INFINITY)];
+        assert!(chart(Scale::Log, &odd).text(60, 8).contains("nothing to draw"));
+        assert!(svg::draw(&chart(Scale::Log, &odd)).is_ok());
+        let one = chart(Scale::Linear, &[(7.0, 7.0)]);
+        assert!(one.text(60, 8).contains('o'));
+        assert!(svg::draw(&one).is_ok());
+    }
+
+    #[test]
+    fn svg_is_drawn_on_all_axes_and_its_texts_are_escaped() {
+        for x in [Scale::Linear, Scale::Log] {
+            for y in [Scale::Linear, Scale::Log] {
+                let mut chart = chart(x, &[(64.0, 0.5), (8192.0, 900.0)]);
+                chart.y.scale = y;
+                let svg = svg::draw(&chart).expect("it draws");
+                assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
+                assert!(svg.contains("polyline") && svg.contains("a &lt;b&gt; &amp;"), "{svg}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_on_axes_are_short() {
+        let values = [0.0, 0.00012, 0.05, 1.5, 12.34, 640.0, 8192.0, 131_072.0, 2.5e6, 3e9];
+        let texts = ["0", "1.2e-4", "0.05", "1.5", "12.3", "640", "8192", "131k", "2.5M", "3G"];
+        assert_eq!(values.map(number), texts);
+    }
+}
