@@ -145,7 +145,8 @@ def it_works_on_a_telephone(browser, address, folder):
     small = {"viewport": {"width": 375, "height": 740}, "device_scale_factor": 2}
     with opened(browser, address, **small) as page:
         until_ready(page)
-        send(page, "Once upon a time", 40)
+        # Nothing stands for what was there at first.
+        send(page, "Once upon a time", "")
         expect(page.locator(".turn.assistant .cost")).to_have_count(1)
         fits(page)
         shoot(page, folder, "small")
@@ -155,6 +156,7 @@ def a_key_is_asked_for_and_kept_nowhere(browser, address):
     with opened(browser, address) as page:
         for given in ["another", KEY]:
             page.wait_for_selector("#ask[open]")
+            expect(page.locator("#unknown")).to_be_visible(visible=given == KEY)
             page.fill("#key", given)
             page.press("#key", "Enter")
         until_ready(page)
