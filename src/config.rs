@@ -152,6 +152,12 @@ impl FromStr for MemorySize {
 
     fn from_str(text: &str) -> Result<MemorySize, String> {
         let Some(percent) = text.strip_suffix('%') else {
+            // Other engines take a part of the memory so.
+            let part = text.parse().ok().filter(|part: &f64| *part > 0.0 && *part <= 1.0);
+            if let Some(part) = part.filter(|_| text.contains('.')) {
+                let percent = (part * 1e4).round() / 100.0;
+                return Err(format!("a part of what is free is a percentage: {percent}%"));
+            }
             return parse_bytes(text).map(MemorySize::Bytes);
         };
         let percent: f64 =
@@ -299,11 +305,11 @@ impl Default for EngineConfig {
 
 /// A limit that cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{flag} {value}: {reason}")]
+#[error("{flag}{}{value}: {reason}", if .value.is_empty() { "" } else { " " })]
 pub struct InvalidLimit {
     /// The flag that sets it.
     pub flag: &'static str,
-    /// What it was.
+    /// What it was; empty for a switch.
     pub value: String,
     /// Why it cannot work, with a value that would.
     pub reason: String,
@@ -393,14 +399,31 @@ impl EngineConfig {
             let reason = "a multiple of 64, the grid on which states are kept";
             return Err(InvalidLimit::new("--checkpoint-every", every, reason));
         }
+        self.check_reuse()?;
+        if !(0.0..=100.0).contains(&self.audit_percent) {
+            let reason = "0 to 100 percent of the states that are used again";
+            return Err(InvalidLimit::new("--audit", self.audit_percent, reason));
+        }
+        if !(1..=MOST_THREADS).contains(&self.threads) {
+            return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));
+        }
+        Ok(())
+    }
+}
+
+impl EngineConfig {
+    /// The limits of what is kept for later requests.
+    fn check_reuse(&self) -> Result<(), InvalidLimit> {
         if !self.prefix_cache {
             let every =
                 self.checkpoint_every.map(|every| ("--checkpoint-every", every.to_string()));
-            let exact = self.exact_prefix.then(|| ("--exact-prefix", true.to_string()));
+            let exact = self.exact_prefix.then(|| ("--exact-prefix", String::new()));
+            let audit = self.audit_percent;
+            let audit = (audit > 0.0).then(|| ("--audit", format!("{audit}%")));
             let dtype = self.checkpoint_dtype.as_str();
             let packed = (self.checkpoint_dtype != CheckpointDtype::F32)
                 .then(|| ("--checkpoint-dtype", dtype.to_owned()));
-            if let Some((flag, value)) = every.or(exact).or(packed) {
+            if let Some((flag, value)) = every.or(exact).or(packed).or(audit) {
                 let reason = "nothing to act on with --no-prefix-cache";
                 return Err(InvalidLimit::new(flag, value, reason));
             }
@@ -416,18 +439,9 @@ impl EngineConfig {
                 return Err(InvalidLimit::new("--checkpoint-dtype", dtype, reason));
             }
         }
-        if !(0.0..=100.0).contains(&self.audit_percent) {
-            let reason = "0 to 100 percent of the states that are used again";
-            return Err(InvalidLimit::new("--audit", self.audit_percent, reason));
-        }
-        if !(1..=MOST_THREADS).contains(&self.threads) {
-            return Err(InvalidLimit::new("--threads", self.threads, "1 to 1024"));
-        }
         Ok(())
     }
-}
 
-impl EngineConfig {
     /// The limits of who is served when.
     fn check_order(&self) -> Result<(), InvalidLimit> {
         let ageing = self.sjf_ageing;

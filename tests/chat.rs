@@ -48,6 +48,24 @@ fn each_turn_goes_on_from_the_end_of_the_last_answer() {
     }
 }
 
+/// The built-in template puts an empty line between question and answer, which is not there when
+/// the answer is drawn; conversations in it once began anew with every turn.
+#[test]
+fn each_turn_goes_on_in_the_built_in_template_too() {
+    let turns = b"Once upon a time\n/stats\nAnd then?\n/stats\nWhat then?\n/stats\n";
+    let output = run_with(turns, &["chat", "-n", "40"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let said = stderr(&output);
+    let (prompts, cached) = (numbers(&said, "prompt_tokens"), numbers(&said, "cached_tokens"));
+    let generated = numbers(&said, "generated_tokens");
+    assert_eq!((prompts.len(), cached[0]), (3, 0), "{said}");
+    for turn in 1..3 {
+        // One that ended by itself drew a last token that is no part of it.
+        let known = prompts[turn - 1] + generated[turn - 1];
+        assert!((known - 2..known).contains(&cached[turn]), "{said}");
+    }
+}
+
 #[test]
 fn the_first_answer_is_that_of_generate_and_history_begins_again() {
     let text = "Once upon a time";
@@ -66,9 +84,15 @@ fn the_first_answer_is_that_of_generate_and_history_begins_again() {
 #[test]
 fn commands_speak_on_standard_error_and_bad_arguments_are_told_at_once() {
     let output = run_with(b"/help\n/stats\n/nonsense\n", &["chat"]);
-    assert_eq!((stdout(&output).as_str(), output.status.code()), ("", Some(0)));
+    assert_eq!((stdout(&output).as_str(), output.status.code()), ("", Some(1)));
     let said = stderr(&output);
-    for text in ["/system TEXT", "last turn     none", "0 turns", "there is no command /nonsense"] {
+    for text in [
+        "/system TEXT",
+        "last turn     none",
+        "0 turns",
+        "there is no command /nonsense",
+        "error: 1 line could not be done",
+    ] {
         assert!(said.contains(text), "{text} is not in {said}");
     }
     for (args, message) in [
@@ -83,11 +107,12 @@ fn commands_speak_on_standard_error_and_bad_arguments_are_told_at_once() {
 #[test]
 fn a_conversation_that_is_full_says_so_and_can_begin_again() {
     let long = "word ".repeat(80);
+    // A script learns of it by the exit code, and has its other answers all the same.
     let lines = format!("{long}\n/reset\nhello\n");
     let output = run_with(lines.as_bytes(), &["chat", "-n", "4", "--max-model-len", "64"]);
     let said = stderr(&output);
     assert!(said.contains(" tokens, 64 at most: /reset"), "{said}");
-    assert_eq!((stdout(&output).matches('\n').count(), output.status.code()), (1, Some(0)));
+    assert_eq!((stdout(&output).matches('\n').count(), output.status.code()), (1, Some(1)));
 }
 
 fn interrupt(child: &Child) {
@@ -129,7 +154,7 @@ fn ctrl_c_at_a_terminal_stops_the_answer_and_not_the_program() {
     hear(&mut person, &mut heard, "generated_tokens ");
     hear(&mut person, &mut heard, "> ");
     person.write_all(b"/stats\r").expect("it reads");
-    hear(&mut person, &mut heard, "conversation  1 turns");
+    hear(&mut person, &mut heard, "conversation  1 turn,");
     hear(&mut person, &mut heard, "> ");
     // Ctrl-D.
     person.write_all(b"\x04").expect("it reads");

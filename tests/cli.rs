@@ -273,10 +273,12 @@ fn broken_command_lines_say_what_is_wrong() {
     let far_ids = folder.path().join("far.json");
     fs::write(&far_ids, "[1, 3072]").expect("a file");
     let missing = folder.path().join("missing");
-    let (bad, far, missing) = (arg(&bad_ids), arg(&far_ids), arg(&missing));
+    let empty = folder.path().join("empty");
+    fs::write(&empty, "").expect("a file");
+    let (bad, far, missing, empty) = (arg(&bad_ids), arg(&far_ids), arg(&missing), arg(&empty));
     let file_error = format!("error: {missing}: No such file or directory (os error 2)\n");
     let model_error = format!(
-        "error: cannot read {missing}/config.json: No such file or directory (os error 2)\n"
+        "error: there is no folder {missing}: nothing is downloaded, a model is a folder here\n"
     );
     let bad_error = format!(
         "error: {bad}: not a JSON array of token ids: invalid value: integer `-2`, expected u32 at \
@@ -331,6 +333,12 @@ fn broken_command_lines_say_what_is_wrong() {
             "error: tokens is token 3072, allowed: tokens 0 to 3071\n",
         ),
         (&["inspect", missing], 3, &model_error),
+        (&["inspect", "--model", missing], 3, &model_error),
+        (
+            &["score", "--file", empty],
+            2,
+            "error: tokens to score: 1; 2 or more, each after another\n",
+        ),
     ];
     for (args, code, text) in table {
         let output = run(args);
@@ -340,6 +348,8 @@ fn broken_command_lines_say_what_is_wrong() {
     // What the argument parser itself refuses: exit code 2 and the argument's name.
     for (args, named) in [
         (&["generate", "x", "--file", "y"][..], "'[PROMPT]' cannot be used with '--file <FILE>'"),
+        (&["generate", "x", "--threads", "-1"], "invalid value '-1' for '--threads <N>'"),
+        (&["chat", "--max-tokens", "-1"], "invalid value '-1' for '--max-tokens <N>'"),
         (&["generate", "x", "--compute", "fp8"], "invalid value 'fp8' for '--compute <HOW>'"),
         (&["generate", "x", "--kv-dtype", "fp8"], "invalid value 'fp8' for '--kv-dtype <HOW>'"),
         (&["inspect", "--kv-dtype", "f16"], "[possible values: auto, f32, bf16]"),

@@ -63,14 +63,17 @@ const COMMANDS: &str = "\
 //TEXT         say /TEXT
 Ctrl-C         stop the answer
 
-Lines from a file or a pipe are turns as well; then only answers go to standard output.";
+Lines from a file or a pipe are turns as well; then only answers go to standard output, and the
+exit code is 1 when a line could not be done.
+
+Tokens are the likeliest unless --temperature says otherwise; serve follows the model.";
 
 /// Runs the command.
 pub fn run(args: &ChatArgs, isa: Isa) -> Result<(), CliError> {
     let mut files = Files::open(&args.common, isa)?;
     if let Some(path) = &args.chat_template {
-        let bytes = fs::read(path)
-            .map_err(|source| CliError::File { path: path.display().to_string(), source })?;
+        let named = || format!("--chat-template {}", path.display());
+        let bytes = fs::read(path).map_err(|source| CliError::File { path: named(), source })?;
         files.text.chat_template = Some(Cow::Owned(bytes));
     }
     let tokenizer = files.tokenizer()?.ok_or(TextError::NoTokenizer)?;
@@ -100,6 +103,7 @@ pub fn run(args: &ChatArgs, isa: Isa) -> Result<(), CliError> {
         engine,
         conversation: Conversation::new(&tokenizer, &template, vocab_size, system),
         last: None,
+        failed: 0,
     };
     if session.input.is_terminal() && !args.common.quiet {
         eprintln!("/help says what there is; Ctrl-D ends");
@@ -121,10 +125,23 @@ struct Session<'m> {
     engine: Engine,
     conversation: Conversation<'m>,
     last: Option<Figures>,
+    /// Lines that could not be done.
+    failed: usize,
 }
 
 impl Session<'_> {
+    /// Does line by line. Who types sees what fails; for a file or a pipe the exit code says it.
     fn run(&mut self) -> Result<(), CliError> {
+        self.lines()?;
+        match self.failed {
+            0 => Ok(()),
+            _ if self.input.is_terminal() => Ok(()),
+            1 => Err(CliError::Failed("1 line could not be done".to_owned())),
+            failed => Err(CliError::Failed(format!("{failed} lines could not be done"))),
+        }
+    }
+
+    fn lines(&mut self) -> Result<(), CliError> {
         loop {
             let line = match self.input.next()? {
                 Line::Text(line) => line,
@@ -149,8 +166,14 @@ impl Session<'_> {
             "help" => eprintln!("{COMMANDS}"),
             "reset" => self.conversation.reset(),
             "system" => self.conversation.set_system(text.trim()),
-            _ => eprintln!("there is no command /{name}; /help says what there is"),
+            _ => self.fail(format_args!("there is no command /{name}; /help says what there is")),
         }
+    }
+
+    /// Tells why a line could not be done.
+    fn fail(&mut self, why: impl std::fmt::Display) {
+        eprintln!("{why}");
+        self.failed += 1;
     }
 
     /// Asks and prints the answer as it comes.
@@ -158,15 +181,17 @@ impl Session<'_> {
         let turn = match self.conversation.ask(text) {
             // The template does not take this turn; another may do.
             Err(CliError::Text(error)) => {
-                eprintln!("{error}");
+                self.fail(error);
                 return Ok(());
             }
             turn => turn?,
         };
         let limit = self.engine.limits().max_model_len;
         let Some(room) = limit.checked_sub(turn.ids().len()).filter(|room| *room > 0) else {
-            let tokens = grouped(turn.ids().len());
-            eprintln!("the conversation has {tokens} tokens, {} at most: /reset", grouped(limit));
+            let (tokens, limit) = (grouped(turn.ids().len()), grouped(limit));
+            self.fail(format_args!(
+                "the conversation has {tokens} tokens, {limit} at most: /reset"
+            ));
             return Ok(());
         };
         let max_tokens = self.args.max_tokens.map_or(room, |tokens| tokens.min(room));
@@ -215,9 +240,10 @@ impl Session<'_> {
         let last = self.last.as_ref().map_or("none".to_owned(), |last| Spent(last).to_string());
         format!(
             "last turn     {last}\n\
-             conversation  {} turns, {} tokens at most\n\
+             conversation  {} turn{}, {} tokens at most\n\
              memory        {} of {} pages: {} slots, {} blocks",
             self.conversation.turns(),
+            if self.conversation.turns() == 1 { "" } else { "s" },
             grouped(limits.max_model_len),
             grouped(pool.pages - pool.free_pages),
             grouped(pool.pages),

@@ -1,10 +1,11 @@
 //! Arguments that commands share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kernels::{Isa, Quantization};
 
+use super::CliError;
 use super::output::JsonTarget;
 use crate::config::default_threads;
 use crate::models::spec::ModelSpec;
@@ -24,7 +25,7 @@ pub struct CommonArgs {
     /// How exact it is computed.
     #[command(flatten)]
     pub precision: PrecisionArgs,
-    /// Say nothing on standard error but errors.
+    /// Say nothing on standard error but errors; a server says that it is ready, too.
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -34,6 +35,15 @@ impl CommonArgs {
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or_else(default_threads)
     }
+}
+
+/// Refuses what is no folder: a name that others would download is one of these.
+///
+/// # Errors
+/// No folder at `dir`.
+pub fn check_folder(dir: &Path) -> Result<(), CliError> {
+    let no_folder = || CliError::NoFolder { path: dir.display().to_string() };
+    dir.is_dir().then_some(()).ok_or_else(no_folder)
 }
 
 /// Where a command with a result reports it.

@@ -19,6 +19,13 @@ pub enum CliError {
     /// The model's config or weights.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// What was given as a model's folder is none.
+    #[error("there is no folder {path}: nothing is downloaded, a model is a folder here{}",
+        switch(.path))]
+    NoFolder {
+        /// What was given.
+        path: String,
+    },
     /// The model's tokenizer or chat template.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -69,8 +76,11 @@ pub enum CliError {
         source: io::Error,
     },
     /// A server ended before all it served had been answered.
-    #[error("{0} answers were cut short")]
-    Cut(usize),
+    #[error("{answers} {} cut short", if *.answers == 1 { "answer was" } else { "answers were" })]
+    Cut {
+        /// How many.
+        answers: usize,
+    },
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -88,6 +98,7 @@ impl CliError {
             CliError::Arguments(error) if !error.use_stderr() => 0,
             CliError::Usage(_) | CliError::Arguments(_) => CliError::USAGE,
             CliError::Model(_)
+            | CliError::NoFolder { .. }
             | CliError::Text(_)
             | CliError::Vocabulary { .. }
             | CliError::NoModel => 3,
@@ -106,7 +117,7 @@ impl CliError {
             },
             CliError::Inspect(error) => match error {
                 InspectError::Model(_) | InspectError::NoModel => 3,
-                InspectError::Memory(_) => 4,
+                InspectError::Memory(_) => CliError::USAGE,
                 InspectError::Write { source, .. } => pipe_code(source),
             },
             CliError::Output(error) => pipe_code(error),
@@ -115,7 +126,7 @@ impl CliError {
                 io::ErrorKind::AddrInUse => 5,
                 _ => 74,
             },
-            CliError::Cut(_) => 75,
+            CliError::Cut { .. } => 75,
             CliError::Interrupted => 130,
         }
     }
@@ -129,6 +140,14 @@ impl CliError {
             }
             _ => false,
         }
+    }
+}
+
+/// What to say to who writes `--no-ui false`.
+fn switch(folder: &str) -> &'static str {
+    match folder {
+        "true" | "false" => "; a switch takes its value behind =, as in --no-ui=false",
+        _ => "",
     }
 }
 

@@ -55,7 +55,9 @@ pub struct GenerateArgs {
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
-    let source = Source::read(args.prompt.as_deref(), args.file.as_ref(), args.ids_file.as_ref())?;
+    let sources = "as an argument, with --file or --ids-file, or on standard input";
+    let files = (args.file.as_ref(), args.ids_file.as_ref());
+    let source = Source::read(args.prompt.as_deref(), files, sources)?;
     let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let prompt = prompt_ids(args, &source, &files, tokenizer.as_deref())?;

@@ -18,8 +18,11 @@ use crate::models::{ModelError, ModelFiles};
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Folder with config.json; weights need not be there. Without it: the model in the binary.
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", conflicts_with = "folder")]
     pub model: Option<PathBuf>,
+    /// The same, as other commands take it.
+    #[arg(id = "folder", short = 'm', long = "model", value_name = "DIR")]
+    pub folder: Option<PathBuf>,
     /// Print JSON, or write it to FILE beside the table.
     #[arg(
         long,
@@ -39,6 +42,13 @@ pub struct InspectArgs {
     /// or KiB, MiB, GiB, TiB (powers of 1024).
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub device_memory: Option<usize>,
+}
+
+impl InspectArgs {
+    /// The folder that was named.
+    pub fn dir(&self) -> Option<&Path> {
+        self.model.as_deref().or(self.folder.as_deref())
+    }
 }
 
 /// Why `inspect` failed.
@@ -92,7 +102,7 @@ pub fn run(args: &InspectArgs) -> Result<(), InspectError> {
 /// # Errors
 /// As [`run`].
 pub fn report(args: &InspectArgs) -> Result<Report, InspectError> {
-    let mut model = match &args.model {
+    let mut model = match args.dir() {
         Some(dir) => ModelFiles::open(dir)?,
         None => embedded()?,
     };

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kernels::Isa;
 
 use super::CliError;
-use super::common::CommonArgs;
+use super::common::{CommonArgs, check_folder};
 use super::profiles::calibrated;
 use crate::config::EngineConfig;
 use crate::engine::{Engine, EngineLimits};
@@ -26,7 +26,10 @@ impl Files {
     /// computed with `isa`.
     pub fn open(args: &CommonArgs, isa: Isa) -> Result<Files, CliError> {
         let mut files = match &args.model {
-            Some(dir) => Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? },
+            Some(dir) => {
+                check_folder(dir)?;
+                Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? }
+            }
             None => embedded()?,
         };
         files.model.spec.quantize = args.weights.quantization();

@@ -86,15 +86,26 @@ pub fn main(isa: Option<&str>) -> ExitCode {
 fn parse(args: Vec<OsString>) -> Result<Cli, CliError> {
     let as_usage = |error| CliError::Arguments(Box::new(error));
     let is_serve = args.get(1).is_some_and(|arg| arg == serve::COMMAND);
+    let command = with_negative_numbers(Cli::command());
     if !is_serve {
-        return Cli::try_parse_from(args).map_err(as_usage);
+        let matches = command.try_get_matches_from(args).map_err(as_usage)?;
+        return Cli::from_arg_matches(&matches).map_err(as_usage);
     }
-    let (matches, settings) = serve::parse(Cli::command(), args)?;
+    let (matches, settings) = serve::parse(command, args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(as_usage)?;
     if let Command::Serve(args) = &mut cli.command {
         args.settings = settings;
     }
     Ok(cli)
+}
+
+/// `--port -1` is a port that cannot be, and no argument too many.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let takes_value = !arg.is_positional() && arg.get_action().takes_values();
+        if takes_value { arg.allow_negative_numbers(true) } else { arg }
+    });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
@@ -110,7 +121,10 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         Command::Batch(args) => batch::run(&args, isa),
         Command::Serve(args) => serve::run(&args, isa),
         Command::Score(args) => score::run(&args, isa),
-        Command::Inspect(args) => Ok(inspect::run(&args)?),
+        Command::Inspect(args) => {
+            args.dir().map_or(Ok(()), common::check_folder)?;
+            Ok(inspect::run(&args)?)
+        }
         Command::Bench(args) => bench::run(&args, isa),
         Command::Calibrate(args) => calibrate::run(&args, isa),
         Command::Simulate(args) => simulate::run(&args),

@@ -21,17 +21,18 @@ pub enum Source {
 }
 
 impl Source {
-    /// Reads what the arguments name; standard input when they name nothing.
+    /// Reads what the arguments name; standard input when they name nothing. `sources` says how
+    /// the command can be given a text.
     pub fn read(
         text: Option<&str>,
-        file: Option<&PathBuf>,
-        ids_file: Option<&PathBuf>,
+        (file, ids_file): (Option<&PathBuf>, Option<&PathBuf>),
+        sources: &str,
     ) -> Result<Source, CliError> {
         match (text, file, ids_file) {
             (Some(text), _, _) => Ok(Source::Text(text.to_owned())),
             (_, Some(path), _) => read_file(path).map(Source::Text),
             (_, _, Some(path)) => read_ids(path).map(Source::Ids),
-            (None, None, None) => read_input().map(Source::Text),
+            (None, None, None) => read_input(sources).map(Source::Text),
         }
     }
 }
@@ -94,11 +95,9 @@ fn read_file(path: &Path) -> Result<String, CliError> {
         .map_err(|source| CliError::File { path: path.display().to_string(), source })
 }
 
-fn read_input() -> Result<String, CliError> {
+fn read_input(sources: &str) -> Result<String, CliError> {
     if io::stdin().is_terminal() {
-        let message = "no text: give it as an argument, with --file or --ids-file, or on standard \
-                       input";
-        return Err(CliError::Usage(message.to_owned()));
+        return Err(CliError::Usage(format!("no text: give it {sources}")));
     }
     let mut text = String::new();
     let read = io::stdin().read_to_string(&mut text);

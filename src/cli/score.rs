@@ -35,7 +35,8 @@ pub struct ScoreArgs {
 
 /// Runs the command.
 pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
-    let source = Source::read(None, args.file.as_ref(), args.ids_file.as_ref())?;
+    let sources = "with --file or --ids-file, or on standard input";
+    let source = Source::read(None, (args.file.as_ref(), args.ids_file.as_ref()), sources)?;
     let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let vocab_size = files.model.spec.vocab_size;
@@ -48,6 +49,10 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
             (encode_text(tokenizer.as_deref(), vocab_size, text)?, Some(text.len()))
         }
     };
+    if tokens.len() < 2 {
+        let message = format!("tokens to score: {}; 2 or more, each after another", tokens.len());
+        return Err(CliError::Usage(message));
+    }
     let limit = files.model.spec.context;
     if tokens.len() > limit {
         return Err(EngineError::TooLong { tokens: tokens.len(), limit }.into());

@@ -1,13 +1,14 @@
 //! `deltapool serve`: an HTTP server for the clients of OpenAI's and Anthropic's APIs.
 
 mod args;
+mod file;
 mod model;
+mod port_file;
 mod settings;
 mod spelling;
+mod values;
 
-use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::Instant;
 
 use kernels::Isa;
@@ -16,38 +17,41 @@ use super::CliError;
 use super::limits::Shown;
 use super::loading::{Files, Progress};
 use super::output::{grouped, print};
-use crate::server::{self, Bind, Outcome, Place};
+use crate::server::{self, Address, Bind, Outcome};
 use crate::text::TextError;
+
+use port_file::PortFile;
 
 pub use args::ServeArgs;
 pub use settings::{COMMAND, parse};
 
 /// Runs the command.
 pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
-    if args.print_config {
-        return print(&args.settings.to_string());
-    }
     let start = Instant::now();
-    let quiet = args.common.quiet;
+    let (settings, quiet) = (&args.settings, args.common.quiet);
     if !quiet {
-        args.settings.notes.iter().for_each(|note| eprintln!("{note}"));
+        settings.notes.iter().for_each(|note| eprintln!("{note}"));
     }
-    let config = args.server()?;
+    let (config, limits) = (args.server()?, args.limits()?);
+    if args.print_config {
+        return print(&settings.to_string());
+    }
     let bind = config.bind.clone();
     let listen = |source| CliError::Listen { place: shown(&bind), source };
     // Before the weights are loaded: that may take minutes.
     server::probe(&bind).map_err(listen)?;
+    let mut port_file = args.port_file()?;
     let mut files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?.ok_or(TextError::NoTokenizer)?;
     let model = model::served(args, &mut files, tokenizer.clone())?;
-    let limits = args.engine.config(args.common.threads());
     let progress = Progress::bar_or_lines(quiet);
-    let (engine, ()) = files.engine(Some(tokenizer), isa, limits, progress, |limits| {
+    let built = files.engine(Some(tokenizer), isa, limits, progress, |limits| {
         if !quiet {
             eprintln!("{}", Shown(limits));
         }
         Ok(())
-    })?;
+    });
+    let (engine, ()) = built.map_err(|error| settings.located(error))?;
     let limits = engine.limits();
     let ready = format!(
         "model {}  context {}  {} pages",
@@ -55,27 +59,52 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
         grouped(limits.max_model_len),
         grouped(limits.device.pages)
     );
-    let outcome = server::run(engine, model, config, |place| {
+    let has_keys = !config.api_keys.is_empty();
+    let mut fault = None;
+    let outcome = server::run(engine, model, config, |address| {
+        if let Err(error) = tell_port(&mut port_file, address) {
+            fault = Some(error);
+            return Err(io::Error::other("the port could not be told"));
+        }
+        if !quiet && !has_keys && is_open(address) {
+            eprintln!("warning: other machines may use it without a key; --api-key asks for one");
+        }
         let seconds = start.elapsed().as_secs_f64();
         // In one piece: scripts read the address while it is written.
-        let line = format!("ready in {seconds:.1} s: {place}  {ready}\n");
+        let line = format!("ready in {seconds:.1} s: {address}  {ready}\n");
         eprint!("{line}");
-        tell_port(args.listen.port_file.as_deref(), place)
+        Ok(())
     });
+    if let Some((error, path)) = fault.zip(args.listen.port_file.as_deref()) {
+        return Err(settings.file_error(PORT_FILE, path, error));
+    }
     match outcome.map_err(listen)? {
         Outcome::Drained => Ok(()),
-        Outcome::Cut(answers) => Err(CliError::Cut(answers)),
+        Outcome::Cut(answers) => Err(CliError::Cut { answers }),
     }
 }
 
-/// Writes the port to a file at once and whole: who waits for the file finds all of it.
-fn tell_port(file: Option<&Path>, place: &Place) -> io::Result<()> {
-    let (Some(path), Place::Tcp(address)) = (file, place) else { return Ok(()) };
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let written = fs::write(&beside, format!("{}\n", address.port()));
-    let told = written.and_then(|()| fs::rename(&beside, path));
-    told.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+const PORT_FILE: &str = "port-file";
+
+impl ServeArgs {
+    /// The file of `--port-file`, without a port.
+    fn port_file(&self) -> Result<Option<PortFile>, CliError> {
+        let Some(path) = self.listen.port_file.as_deref() else { return Ok(None) };
+        let file = PortFile::new(path);
+        file.map(Some).map_err(|error| self.settings.file_error(PORT_FILE, path, error))
+    }
+}
+
+fn tell_port(file: &mut Option<PortFile>, address: &Address) -> io::Result<()> {
+    match (file, address) {
+        (Some(file), Address::Tcp(address)) => file.tell(address.port()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether other machines may reach a server there.
+fn is_open(address: &Address) -> bool {
+    matches!(address, Address::Tcp(address) if !address.ip().is_loopback())
 }
 
 fn shown(bind: &Bind) -> String {

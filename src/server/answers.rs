@@ -61,25 +61,22 @@ impl Answers {
         }
     }
 
-    /// Waits until the request is begun, for `patience` at most: until then a request can still be
+    /// Waits until the request is begun, for `wait` at most: until then a request can still be
     /// answered with an error of its own status.
     ///
     /// # Errors
     /// When it has failed or waited too long already.
-    pub async fn begin(&mut self, patience: Duration) -> Result<(), ApiError> {
-        let until = Instant::now() + patience;
-        let Ok(event) = timeout_at(until, self.next()).await else { return Ok(()) };
-        if let Some(event) = event.transpose()? {
-            if let Some(error) = failure(&event) {
-                return Err(error);
+    pub async fn begin(&mut self, wait: Duration) -> Result<(), ApiError> {
+        let until = Instant::now() + wait;
+        let Ok(event) = timeout_at(until, self.receive()).await else { return Ok(()) };
+        let event = event?;
+        match event.as_ref().and_then(failure) {
+            Some(error) => Err(error),
+            None => {
+                self.first = event;
+                Ok(())
             }
-            self.generated_tokens -= usize::from(event.token.is_some());
-            if event.finish.is_some() {
-                self.figures.pop();
-            }
-            self.first = Some(event);
         }
-        Ok(())
     }
 
     /// The next event; none when all choices have ended.
@@ -88,23 +85,29 @@ impl Answers {
     /// When its start was waited for too long.
     pub async fn next(&mut self) -> Option<Result<Event, ApiError>> {
         let event = match self.first.take() {
-            Some(event) => Some(event),
-            None => match self.hear().await {
-                Ok(event) => event.inspect(|event| self.live.heard(event)),
-                Err(error) => {
-                    self.live.refused(&error);
-                    return Some(Err(error));
-                }
+            Some(event) => event,
+            None => match self.receive().await.transpose()? {
+                Ok(event) => event,
+                Err(error) => return Some(Err(error)),
             },
-        }?;
-        self.has_begun = true;
-        // A request gives way to no other once one of its prompts has begun.
-        self.live.place.begin();
+        };
         self.generated_tokens += usize::from(event.token.is_some());
         if let Some(finish) = &event.finish {
             self.figures.push(finish.figures);
         }
         Some(Ok(event))
+    }
+
+    /// The next event that the engine tells of, or why the request was ended before it began.
+    async fn receive(&mut self) -> Result<Option<Event>, ApiError> {
+        let event = self.hear().await.inspect_err(|error| self.live.refused(error))?;
+        if let Some(event) = &event {
+            self.live.heard(event);
+            self.has_begun = true;
+            // A request gives way to no other once one of its prompts has begun.
+            self.live.place.begin();
+        }
+        Ok(event)
     }
 
     async fn hear(&mut self) -> Result<Option<Event>, ApiError> {
@@ -160,22 +163,6 @@ impl Answers {
     pub fn is_late(&self) -> bool {
         self.is_late
     }
-}
-
-/// `usage` in the OpenAI shape.
-fn usage(
-    prompt_tokens: usize,
-    (generated_tokens, reasoning_tokens): (usize, usize),
-    figures: &Figures,
-) -> Value {
-    let (cached, written) = (figures.cached_tokens, figures.cache_write_tokens);
-    json!({
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated_tokens,
-        "total_tokens": prompt_tokens + generated_tokens,
-        "prompt_tokens_details": { "cached_tokens": cached, "cache_write_tokens": written },
-        "completion_tokens_details": { "reasoning_tokens": reasoning_tokens },
-    })
 }
 
 /// What the request of a name cost, under the names that are used everywhere.
@@ -239,9 +226,9 @@ impl Several {
     ///
     /// # Errors
     /// When it has failed or waited too long already.
-    pub async fn begin(&mut self, patience: Duration) -> Result<(), ApiError> {
+    pub async fn begin(&mut self, wait: Duration) -> Result<(), ApiError> {
         match self.all.first_mut() {
-            Some(first) => first.begin(patience).await,
+            Some(first) => first.begin(wait).await,
             None => Ok(()),
         }
     }
@@ -273,18 +260,23 @@ impl Several {
         metrics(self.all.first().map_or("", |first| first.live.name()), &figures)
     }
 
-    /// `usage` of all together, so far.
+    /// `usage` of all together, so far, in the OpenAI shape.
     pub fn usage(&self) -> Value {
         let sum = |count: fn(&Answers) -> usize| self.all.iter().map(count).sum::<usize>();
-        let cached = |answers: &Answers| answers.figures.first().map_or(0, |f| f.cached_tokens);
-        let written =
-            |answers: &Answers| answers.figures.first().map_or(0, |f| f.cache_write_tokens);
-        let figures = Figures {
-            cached_tokens: sum(cached),
-            cache_write_tokens: sum(written),
-            ..Figures::default()
+        // What was kept of a prompt is the same for all its choices.
+        let of_prompt = |count: fn(&Figures) -> usize| {
+            self.all.iter().filter_map(|answers| answers.figures.first()).map(count).sum::<usize>()
         };
-        let generated = (sum(|a| a.generated_tokens), sum(|a| a.reasoning_tokens));
-        usage(sum(|a| a.prompt_tokens), generated, &figures)
+        let (prompt, generated) = (sum(|a| a.prompt_tokens), sum(|a| a.generated_tokens));
+        json!({
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+            "prompt_tokens_details": {
+                "cached_tokens": of_prompt(|figures| figures.cached_tokens),
+                "cache_write_tokens": of_prompt(|figures| figures.cache_write_tokens),
+            },
+            "completion_tokens_details": { "reasoning_tokens": sum(|a| a.reasoning_tokens) },
+        })
     }
 }

@@ -15,7 +15,7 @@ use super::guard::Keys;
 use super::metrics::{Metrics, Watch};
 use super::queue::{Lack, Place, Queue};
 use super::replay::Replay;
-use crate::engine::{Engine, Handle, RequestId};
+use crate::engine::{Engine, Handle, RequestId, SubmitError};
 use crate::request::{Event, Request, SamplingParams};
 use crate::text::AnswerFormat;
 use crate::text::{ChatTemplate, TextError, Tokenizer};
@@ -51,6 +51,17 @@ pub enum Phase {
     Draining,
 }
 
+impl Phase {
+    /// The word that clients see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Open => "open",
+            Phase::Leaving => "leaving",
+            Phase::Draining => "draining",
+        }
+    }
+}
+
 /// What all requests share.
 pub struct App {
     /// The engine.
@@ -68,7 +79,8 @@ pub struct App {
     /// Answers that conversations may send back.
     pub replay: Replay,
     phase: watch::Sender<Phase>,
-    live: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
+    /// The requests being served, by the names that their clients gave them.
+    served: Mutex<HashMap<Box<str>, Vec<RequestId>>>,
     queue: Arc<Queue>,
 }
 
@@ -88,7 +100,7 @@ impl App {
             started: now.map_or(0, |since| since.as_secs()),
             replay: Replay::default(),
             phase: watch::Sender::new(Phase::Open),
-            live: Mutex::default(),
+            served: Mutex::default(),
             queue: Arc::default(),
         }
     }
@@ -124,7 +136,7 @@ impl App {
 
     /// How long an answer's headers wait for its beginning, so that an error can still have a
     /// status of its own.
-    pub fn patience(&self) -> Duration {
+    pub fn wait_for_headers(&self) -> Duration {
         match self.config.sse_keep_alive {
             Duration::ZERO => Duration::from_secs(15),
             keep_alive => keep_alive,
@@ -144,40 +156,54 @@ impl App {
     /// none.
     ///
     /// # Errors
-    /// A server that has too much to do or ends, or a prompt that can never run.
+    /// A server that has too much to do or ends, a prompt that can never run, or more answers than
+    /// may ever wait.
     pub fn submit_all(
         self: &Arc<App>,
         requests: Vec<Request>,
         name: &str,
     ) -> Result<Vec<Live>, ApiError> {
+        // The prompts of a request came with one set of fields, and so have one priority.
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let priority = first.priority.unwrap_or(0);
-        let place = self.place(&requests, priority);
-        let mut place = place.inspect_err(|error| self.metrics.reject(error))?;
-        let submit = |request: Request| {
-            let size = (request.n, request.max_tokens);
-            let handle = match request.constraint {
-                // It is compiled, which can take seconds.
-                Some(_) => block_in_place(|| self.engine.submit(request)),
-                None => self.engine.submit(request),
-            };
-            handle.map(|handle| (handle, size))
-        };
-        // Who is dropped is cancelled.
-        let handles: Vec<_> = requests.into_iter().map(submit).collect::<Result<_, _>>()?;
-        place.wait(handles.iter().map(|(h, _)| (h.id(), h.backlog())).collect(), priority);
+        let mut place = self.admit(&requests, priority).inspect_err(|error| {
+            // A request that makes no sense is the client's matter, no sign of load.
+            if error.retry_after.is_some() {
+                self.metrics.reject(error);
+            }
+        })?;
+        let mut taken = Vec::with_capacity(requests.len());
+        for request in requests {
+            let (choices, max_tokens) = (request.n, request.max_tokens);
+            // One that is refused ends those before it: who is dropped is cancelled.
+            taken.push((self.hand_over(request)?, choices, max_tokens));
+        }
+        let prompts = taken.iter().map(|(handle, ..)| (handle.id(), handle.backlog()));
+        place.wait(prompts.collect(), priority);
         let place = Arc::new(place);
-        let live = handles.into_iter().map(|(handle, (choices, max_tokens))| {
+        let mut all = Vec::with_capacity(taken.len());
+        for (handle, choices, max_tokens) in taken {
             let watch = Watch::new(&self.metrics, place.since(), choices, max_tokens);
-            self.live().entry(name.into()).or_default().push(handle.id());
+            self.served().entry(name.into()).or_default().push(handle.id());
             let (place, app) = (Arc::clone(&place), Arc::clone(self));
-            Live { handle, place, watch, app, name: name.into() }
-        });
-        Ok(live.collect())
+            all.push(Live { handle, place, watch, app, name: name.into() });
+        }
+        Ok(all)
+    }
+
+    fn hand_over(&self, request: Request) -> Result<Handle, SubmitError> {
+        match request.constraint {
+            // It is compiled, which can take seconds.
+            Some(_) => block_in_place(|| self.engine.submit(request)),
+            None => self.engine.submit(request),
+        }
     }
 
     /// Refuses what would wait for too long, unless one that waits gives way to it.
-    fn place(&self, requests: &[Request], priority: i32) -> Result<Place, ApiError> {
+    ///
+    /// Requests that come at the same moment count the same places, so for that moment a few more
+    /// may be let in than the limits say: they keep the load bounded, and nothing relies on them.
+    fn admit(&self, requests: &[Request], priority: i32) -> Result<Place, ApiError> {
         if self.phase() == Phase::Draining {
             return Err(ApiError::draining());
         }
@@ -186,6 +212,9 @@ impl App {
         let new_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
         let (most, most_tokens) =
             (self.config.max_num_queued_reqs, self.config.max_num_queued_tokens);
+        if answers > most {
+            return Err(too_many(requests, answers, most));
+        }
         let mut lack = Lack { answers: (there + answers).saturating_sub(most), tokens: 0 };
         // A request that is longer than the limit is taken when nothing else waits.
         if tokens > 0 {
@@ -237,26 +266,36 @@ impl App {
 
     /// Ends the requests of a name; whether there were any.
     pub fn abort(&self, name: &str) -> bool {
-        let Some(ids) = self.live().remove(name) else { return false };
+        let Some(ids) = self.served().remove(name) else { return false };
         ids.into_iter().for_each(|id| self.engine.cancel(id));
         true
     }
 
-    /// Takes the names of the requests being served.
-    fn live(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<RequestId>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn served(&self) -> MutexGuard<'_, HashMap<Box<str>, Vec<RequestId>>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request of this name has ended.
-    fn forget(&self, name: &str, id: RequestId) {
-        let mut live = self.live();
-        if let Some(ids) = live.get_mut(name) {
-            ids.retain(|live| *live != id);
+    fn forget(&self, name: &str, ended: RequestId) {
+        let mut served = self.served();
+        if let Some(ids) = served.get_mut(name) {
+            ids.retain(|id| *id != ended);
             if ids.is_empty() {
-                live.remove(name);
+                served.remove(name);
             }
         }
     }
+}
+
+/// A request that has no place even in an empty queue: another try would meet the same.
+fn too_many(requests: &[Request], answers: usize, most: usize) -> ApiError {
+    let (prompts, n) = (requests.len(), requests.first().map_or(1, |request| request.n));
+    let param = if n > 1 { "n" } else { "prompt" };
+    let message = format!(
+        "{param}: {answers} answers (prompts: {prompts}, n: {n}), allowed: {most} in a request \
+         (--max-num-queued-reqs)"
+    );
+    ApiError::value(param, message)
 }
 
 impl std::fmt::Debug for App {

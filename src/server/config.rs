@@ -57,6 +57,8 @@ pub struct ServerConfig {
     pub stall_timeout: Duration,
     /// A line about the load is told so often while there is any; never with zero.
     pub status_every: Duration,
+    /// Nothing is said on standard error of how it goes.
+    pub quiet: bool,
     /// Unknown fields of a request are an error; otherwise they are named in a header.
     pub strict_params: bool,
     /// Every model name is taken for the one that is there.
@@ -90,6 +92,7 @@ impl Default for ServerConfig {
             drain_delay: Duration::ZERO,
             stall_timeout: Duration::from_secs(120),
             status_every: Duration::from_secs(10),
+            quiet: false,
             strict_params: false,
             any_model: false,
             per_request_metrics: false,

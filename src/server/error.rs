@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::engine::{Refused, SubmitError};
+use crate::request::InvalidParam;
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
@@ -212,13 +213,29 @@ impl IntoResponse for ApiError {
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> ApiError {
         match error {
-            SubmitError::Param(param) => ApiError::value(param.field, param.to_string()),
+            SubmitError::Param(param) => {
+                let field = as_sent(param.field);
+                let message = InvalidParam { field, ..param }.to_string();
+                ApiError::value(field, message)
+            }
             SubmitError::Refused(refused) => refused_by_limits(&refused),
-            SubmitError::Constraint(error) => ApiError::value(error.field, error.to_string()),
+            SubmitError::Constraint(error) => {
+                let field = as_sent(error.field);
+                ApiError::value(field, format!("{field}: {}", error.reason))
+            }
             SubmitError::Draining => ApiError::draining(),
             SubmitError::Stopped => ApiError::internal("the engine has stopped"),
             SubmitError::StopWithoutTokenizer => ApiError::unsupported("stop", error.to_string()),
         }
+    }
+}
+
+/// The path at which a client has sent a field. Other kinds of constraints have several.
+fn as_sent(field: &'static str) -> &'static str {
+    match field {
+        "regex" => "structured_outputs.regex",
+        "choice" => "structured_outputs.choice",
+        other => other,
     }
 }
 
@@ -233,7 +250,7 @@ fn refused_by_limits(refused: &Refused) -> ApiError {
                 "{tokens} tokens, prompt and answer together, can never fit: the device memory \
                  holds one sequence of {device_tokens} tokens"
             );
-            ApiError::invalid("exceeds_pool_capacity", message)
+            ApiError::invalid("exceeds_pool_capacity", message).of("max_tokens")
         }
         Refused::NoPriorities { .. } => ApiError::value("priority", refused.to_string()),
     }

@@ -22,6 +22,11 @@ pub trait FromJson: Sized {
 
     /// The value; none when it is something else.
     fn from_json(value: &Value) -> Option<Self>;
+
+    /// The error of a value at `path` that is something else.
+    fn wrong(path: String, value: &Value) -> ApiError {
+        ApiError::wrong_type(path, Self::EXPECTED, value)
+    }
 }
 
 impl Fields {
@@ -59,7 +64,7 @@ impl Fields {
         let Some(value) = self.raw(name) else { return Ok(None) };
         match T::from_json(&value) {
             Some(read) => Ok(Some(read)),
-            None => Err(ApiError::wrong_type(self.path(name), T::EXPECTED, &value)),
+            None => Err(T::wrong(self.path(name), &value)),
         }
     }
 
@@ -187,6 +192,13 @@ impl FromJson for f32 {
     }
 }
 
+impl FromJson for f64 {
+    const EXPECTED: &'static str = "a number";
+    fn from_json(value: &Value) -> Option<f64> {
+        value.as_f64()
+    }
+}
+
 impl FromJson for i64 {
     const EXPECTED: &'static str = "an integer of 64 bits";
     fn from_json(value: &Value) -> Option<i64> {
@@ -229,12 +241,27 @@ impl FromJson for Vec<u32> {
     fn from_json(value: &Value) -> Option<Vec<u32>> {
         value.as_array()?.iter().map(u32::from_json).collect()
     }
+    fn wrong(path: String, value: &Value) -> ApiError {
+        wrong_element::<u32>(path, value, Self::EXPECTED)
+    }
 }
 
 impl FromJson for Vec<String> {
     const EXPECTED: &'static str = "an array of strings";
     fn from_json(value: &Value) -> Option<Vec<String>> {
         value.as_array()?.iter().map(String::from_json).collect()
+    }
+    fn wrong(path: String, value: &Value) -> ApiError {
+        wrong_element::<String>(path, value, Self::EXPECTED)
+    }
+}
+
+/// The error of an array, which is about the first element that is something else.
+fn wrong_element<T: FromJson>(path: String, value: &Value, expected: &str) -> ApiError {
+    let elements = value.as_array().into_iter().flatten().enumerate();
+    match elements.into_iter().find(|(_, element)| T::from_json(element).is_none()) {
+        Some((index, element)) => T::wrong(format!("{path}[{index}]"), element),
+        None => ApiError::wrong_type(path, expected, value),
     }
 }
 
@@ -254,6 +281,10 @@ mod tests {
         let error = options.take::<bool>("include_usage").expect_err("a number");
         assert_eq!(error.param.as_deref(), Some("stream_options.include_usage"));
         assert!(error.message.contains("expected a boolean, got 3"), "{}", error.message);
+        let error = fields(json!({"tokens": [1, -1]})).take::<Vec<u32>>("tokens");
+        let error = error.expect_err("a negative id");
+        assert_eq!(error.param.as_deref(), Some("tokens[1]"));
+        assert!(error.message.ends_with("from 0 to 4294967295, got -1"), "{}", error.message);
         let error = fields(json!({"n": 1.5})).take::<usize>("n").expect_err("a fraction");
         assert_eq!(error.code, "invalid_type");
     }

@@ -15,6 +15,9 @@ use super::error::ApiError;
 /// Longest path and query, in bytes.
 const MAX_URI_BYTES: usize = 8192;
 
+/// Most bytes of the headers of a request, names and values together.
+pub const MAX_HEADER_BYTES: usize = 32 << 10;
+
 /// Longest request id that is taken from a client, in bytes.
 const MAX_ID_BYTES: usize = 128;
 
@@ -138,6 +141,7 @@ pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> R
     let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer { is_local: false });
     let path = request.uri().path();
     let checked = check_uri(&request)
+        .and_then(|()| check_size(request.headers()))
         .and_then(|()| check_host(&app.config, request.headers()))
         .and_then(|()| {
             let figures_are_public = app.config.metrics_public && path == "/metrics";
@@ -160,6 +164,17 @@ fn check_uri(request: &Request) -> Result<(), ApiError> {
     let message = format!("the address has {bytes} bytes, {MAX_URI_BYTES} at most are taken");
     let status = StatusCode::URI_TOO_LONG;
     Err(ApiError::new(status, "invalid_request_error", "uri_too_long", message))
+}
+
+fn check_size(headers: &HeaderMap) -> Result<(), ApiError> {
+    let sizes = headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    let bytes: usize = sizes.sum();
+    if bytes <= MAX_HEADER_BYTES {
+        return Ok(());
+    }
+    let message = format!("the headers have {bytes} bytes, {MAX_HEADER_BYTES} at most are taken");
+    let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    Err(ApiError::new(status, "invalid_request_error", "headers_too_large", message))
 }
 
 /// A page on another site cannot reach a server on loopback through a name that it has pointed

@@ -70,11 +70,14 @@ pub async fn ready(
     let answers = app.answers();
     let waits = app.engine.stats().occupancy.waiting;
     let is_strict = query.get("strict").is_some_and(|value| value != "0");
-    if answers >= app.config.max_num_queued_reqs || (is_strict && waits > 0) {
-        let message = format!("{answers} answers wait or run");
-        return Err(ApiError::overloaded("queue_full", message, Duration::from_secs(1)));
-    }
-    Ok(Json(json!({ "status": "ready" })))
+    let (code, message) = if answers >= app.config.max_num_queued_reqs {
+        ("queue_full", format!("answers that wait or run: {answers}"))
+    } else if is_strict && waits > 0 {
+        ("requests_waiting", format!("sequences that wait: {waits}"))
+    } else {
+        return Ok(Json(json!({ "status": "ready" })));
+    };
+    Err(ApiError::overloaded(code, message, Duration::from_secs(1)))
 }
 
 /// `GET /live`: 200 while the process runs.
@@ -153,12 +156,15 @@ pub async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], include_str!("openapi.json"))
 }
 
-/// `POST /abort_request`: ends the request that came with the id `request_id`.
+/// `POST /abort_request`: ends the request that came with the id `request_id`, which SGLang calls
+/// `rid`.
 pub async fn abort(
     State(app): State<Shared>,
     Body(mut fields): Body,
 ) -> Result<Json<Value>, ApiError> {
-    let id: String = fields.need("request_id")?;
+    let rid = fields.take("rid")?;
+    let id: Option<String> = fields.take("request_id")?.or(rid);
+    let id = id.ok_or_else(|| ApiError::missing("request_id"))?;
     abort_by_path(State(app), Path(id)).await
 }
 

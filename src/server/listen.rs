@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +25,8 @@ use tower::ServiceExt;
 
 use super::app::{App, Phase, Shared};
 use super::config::Bind;
-use super::guard::{Peer, is_loopback};
+use super::guard::{MAX_HEADER_BYTES, Peer, is_loopback};
 use super::status;
-
-/// Most bytes of the headers of a request.
-const MAX_HEADER_BYTES: usize = 32 << 10;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 128;
@@ -39,18 +36,18 @@ const CLOSING: Duration = Duration::from_secs(1);
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum Address {
     /// An address and a port.
     Tcp(SocketAddr),
     /// A socket in the file system.
     Unix(PathBuf),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Tcp(address) => write!(f, "http://{address}"),
-            Place::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Tcp(address) => write!(f, "http://{address}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
@@ -80,10 +77,10 @@ impl Listener {
         }
     }
 
-    fn place(&self) -> io::Result<Place> {
+    fn address(&self) -> io::Result<Address> {
         match self {
-            Listener::Tcp(listener) => listener.local_addr().map(Place::Tcp),
-            Listener::Unix(_, path) => Ok(Place::Unix(path.clone())),
+            Listener::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Listener::Unix(_, path) => Ok(Address::Unix(path.clone())),
         }
     }
 }
@@ -103,7 +100,11 @@ impl Drop for Listener {
 pub fn probe(bind: &Bind) -> io::Result<()> {
     match bind {
         Bind::Tcp { host, port } => std::net::TcpListener::bind((host.as_str(), *port)).map(|_| ()),
-        Bind::Unix(path) => clear_unix(path),
+        Bind::Unix(path) => {
+            clear_unix(path)?;
+            std::os::unix::net::UnixListener::bind(path)?;
+            std::fs::remove_file(path)
+        }
     }
 }
 
@@ -135,17 +136,22 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 pub async fn serve(
     app: Shared,
     router: Router,
-    on_ready: impl FnOnce(&Place) -> io::Result<()>,
+    on_ready: impl FnOnce(&Address) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let stop = stop_signals()?;
     let listener = Listener::bind(&app.config.bind).await?;
-    on_ready(&listener.place()?)?;
+    on_ready(&listener.address()?)?;
     let _status = status::watch(&app);
     let connections = GracefulShutdown::new();
     let ending = async {
         stop.asked.notified().await;
         app.enter(Phase::Leaving);
-        sleep_or(app.config.drain_delay, &stop.insisted).await;
+        let delay = app.config.drain_delay;
+        if !delay.is_zero() {
+            let seconds = delay.as_secs_f64();
+            tell(&app, &format!("ending: requests are taken for {seconds} s more"));
+        }
+        sleep_or(delay, &stop.insisted).await;
         app.enter(Phase::Draining);
         drain(&app, &stop.insisted).await
     };
@@ -159,8 +165,22 @@ pub async fn serve(
     Ok(if cut == 0 { Outcome::Drained } else { Outcome::Cut(cut) })
 }
 
+/// Tells who watches the server how it ends.
+fn tell(app: &App, line: &str) {
+    if !app.config.quiet {
+        // Nobody may be left to read it.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+}
+
 /// Waits for what is being served; returns how many answers had to be cut short.
 async fn drain(app: &App, insisted: &Notify) -> usize {
+    let answers = app.answers();
+    if answers > 0 {
+        let seconds = app.config.shutdown_timeout.as_secs_f64();
+        let run = if answers == 1 { "answer runs" } else { "answers run" };
+        tell(app, &format!("draining: {answers} {run}, up to {seconds} s; a second signal cuts"));
+    }
     let all_ended = async {
         while app.answers() > 0 {
             sleep(Duration::from_millis(10)).await;
@@ -222,16 +242,16 @@ fn stop_signals() -> io::Result<Stop> {
     Ok(stop)
 }
 
-/// Takes connections, as many at once as there are places.
+/// Takes connections, as many at once as there are permits.
 async fn accept(
     app: &Shared,
     listener: &Listener,
     router: Router,
     connections: &GracefulShutdown,
 ) -> Infallible {
-    let places = Arc::new(Semaphore::new(app.config.max_connections));
+    let permits = Arc::new(Semaphore::new(app.config.max_connections));
     loop {
-        let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+        let permit = Arc::clone(&permits).acquire_owned().await.expect("it is never closed");
         let accepted = match listener {
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
                 let _ = stream.set_nodelay(true);
@@ -248,7 +268,7 @@ async fn accept(
             Ok(served) => {
                 tokio::spawn(async move {
                     served.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             // Too many open files, or a client that left at once: neither ends the server.
@@ -274,6 +294,7 @@ fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(app.config.header_timeout)
         .max_headers(MAX_HEADERS)
+        // What does not end within it is not read on; the guard counts what does.
         .max_buf_size(MAX_HEADER_BYTES)
         // A token is a few hundred bytes: to copy them costs less than to write a list of pieces.
         .writev(false)

@@ -44,16 +44,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{delete, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 pub use app::ServedModel;
 pub use config::{Bind, ServerConfig};
-pub use listen::{Outcome, Place, probe};
+pub use listen::{Address, Outcome, probe};
 
 use crate::engine::Engine;
 use crate::text::TextError;
@@ -69,7 +69,7 @@ pub fn run(
     engine: Engine,
     model: ServedModel,
     config: ServerConfig,
-    on_ready: impl FnOnce(&Place) -> io::Result<()>,
+    on_ready: impl FnOnce(&Address) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers())
@@ -146,8 +146,22 @@ fn cors(config: &ServerConfig) -> CorsLayer {
         AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
     };
     let methods = [Method::GET, Method::POST, Method::DELETE, Method::OPTIONS];
-    CorsLayer::new().allow_origin(allowed).allow_methods(methods).allow_headers(Any)
+    // By the names that the page asks for: a star would not stand for Authorization.
+    let headers = AllowHeaders::mirror_request();
+    let shown = TOLD_HEADERS.map(HeaderName::from_static);
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods(methods);
+    layer.allow_headers(headers).expose_headers(shown)
 }
+
+/// Headers of answers that pages of other origins may read.
+const TOLD_HEADERS: [&str; 6] = [
+    "x-request-id",
+    "request-id",
+    "x-ignored-params",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+];
 
 /// Routes of other servers that clients may look for, by their first part after `/v1/`.
 const NOT_SERVED: [&str; 9] = [

@@ -17,7 +17,7 @@ use crate::request::{Request, SamplingParams};
 const MAX_CHOICES: usize = 16;
 
 /// Longest time a request may ask to wait or to run for: a day.
-const MAX_PATIENCE_S: f32 = 86_400.0;
+const MAX_PATIENCE_S: f64 = 86_400.0;
 
 const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-vllm-priority");
 
@@ -296,17 +296,19 @@ fn delivery(app: &App, fields: &mut Fields) -> Result<Delivery, ApiError> {
 }
 
 fn patience(fields: &mut Fields) -> Result<Patience, ApiError> {
-    let mut seconds = |name: &str, unit: f32| -> Result<Option<Duration>, ApiError> {
-        let Some(value) = fields.take::<f32>(name)? else { return Ok(None) };
-        let seconds = value * unit;
+    let mut seconds = |name: &str, per_second: f64| -> Result<Option<Duration>, ApiError> {
+        let Some(value) = fields.take::<f64>(name)? else { return Ok(None) };
+        let seconds = value / per_second;
         if seconds > 0.0 && seconds <= MAX_PATIENCE_S {
-            return Ok(Some(Duration::from_secs_f32(seconds)));
+            return Ok(Some(Duration::from_secs_f64(seconds)));
         }
-        let most = MAX_PATIENCE_S / unit;
+        let most = MAX_PATIENCE_S * per_second;
+        // As the client wrote it: some numbers have hundreds of digits.
+        let value = Value::from(value);
         let message = format!("{name} is {value}, allowed: above 0, at most {most}");
         Err(ApiError::value(name, message))
     };
-    Ok(Patience { total: seconds("timeout_s", 1.0)?, queue: seconds("max_queue_ms", 1e-3)? })
+    Ok(Patience { total: seconds("timeout_s", 1.0)?, queue: seconds("max_queue_ms", 1e3)? })
 }
 
 /// Most tokens of an answer to a prompt of `prompt_tokens` tokens: what was asked for, or

@@ -1,7 +1,13 @@
 //! Places among the answers that wait or run, and who gives one up to a request of a better
 //! priority.
+//!
+//! A request that waits stands in the list of those that do, from [`Place::wait`] until it has
+//! begun, is evicted or is dropped. Only who stands there can be evicted, and under the lock of the
+//! list: so it either begins or is evicted, never both. `answers` counts the places of all that
+//! were not evicted. `leaving` counts the prompt tokens of those that were, from their eviction
+//! until their [`Place`] is dropped: so long the engine's own figure may have them still.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -13,7 +19,7 @@ pub struct Queue {
     answers: AtomicUsize,
     /// Prompt tokens of requests that gave their places up and are not gone yet.
     leaving: AtomicUsize,
-    waiting: Mutex<Vec<Waiting>>,
+    list: Mutex<Vec<Waiting>>,
 }
 
 /// A request that has not begun: what the engine calls its prompts, and what they add to the
@@ -23,7 +29,7 @@ struct Waiting {
     prompts: Vec<(RequestId, Backlog)>,
     priority: i32,
     answers: usize,
-    evicted: Evicted,
+    state: Arc<State>,
 }
 
 impl Waiting {
@@ -36,8 +42,17 @@ impl Waiting {
     }
 }
 
-/// The prompt tokens with which a request gave its places up, once it did.
-type Evicted = Arc<OnceLock<usize>>;
+/// What has become of a request that waited; nothing while it does.
+type State = OnceLock<Fate>;
+
+/// How the wait of a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It has begun, or never waited: its places stay its own.
+    Begun,
+    /// It gave its places up, with so many prompt tokens.
+    Evicted(usize),
+}
 
 /// What a request lacks to be let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,40 +78,34 @@ impl Queue {
     /// Takes places for the answers of a request.
     pub fn take(self: &Arc<Queue>, answers: usize) -> Place {
         self.answers.fetch_add(answers, Ordering::Relaxed);
-        Place {
-            queue: Arc::clone(self),
-            answers,
-            since: Instant::now(),
-            waits_as: None,
-            is_waiting: AtomicBool::new(false),
-            evicted: Evicted::default(),
-        }
+        Place { queue: Arc::clone(self), answers, since: Instant::now(), state: Arc::default() }
     }
 
     /// Takes the places of those that wait with a higher number than `priority`, the highest
     /// number first and of one number the latest, until nothing is lacking; returns whose they
     /// were. None, and nothing is taken, where that is not enough.
     pub fn evict(&self, priority: i32, lack: Lack) -> Option<Vec<RequestId>> {
-        let mut waiting = self.waiting();
-        waiting.sort_by_key(|waiting| (waiting.priority, waiting.first()));
-        let (mut answers, mut tokens, mut left) = (0, 0, waiting.len());
+        let mut list = self.list();
+        list.sort_by_key(|waiting| (waiting.priority, waiting.first()));
+        let (mut answers, mut tokens, mut left) = (0, 0, list.len());
         while answers < lack.answers || tokens < lack.tokens {
-            left = left.checked_sub(1).filter(|last| waiting[*last].priority > priority)?;
-            answers += waiting[left].answers;
-            tokens += waiting[left].tokens();
+            left = left.checked_sub(1).filter(|last| list[*last].priority > priority)?;
+            answers += list[left].answers;
+            tokens += list[left].tokens();
         }
         self.answers.fetch_sub(answers, Ordering::Relaxed);
-        let evicted = waiting.drain(left..).flat_map(|waiting| {
+        let mut evicted = Vec::new();
+        for waiting in list.drain(left..) {
             let tokens = waiting.tokens();
             self.leaving.fetch_add(tokens, Ordering::Relaxed);
-            waiting.evicted.set(tokens).expect("who is in the list was not evicted");
-            waiting.prompts.into_iter().map(|(id, _)| id)
-        });
-        Some(evicted.collect())
+            waiting.state.set(Fate::Evicted(tokens)).expect("who is in the list still waits");
+            evicted.extend(waiting.prompts.iter().map(|(id, _)| *id));
+        }
+        Some(evicted)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn list(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,10 +115,7 @@ pub struct Place {
     queue: Arc<Queue>,
     answers: usize,
     since: Instant,
-    /// Its name among those that wait, where it is one of them.
-    waits_as: Option<RequestId>,
-    is_waiting: AtomicBool,
-    evicted: Evicted,
+    state: Arc<State>,
 }
 
 impl Place {
@@ -121,34 +127,34 @@ impl Place {
     /// The request waits, with these prompts: until one of them has begun, a request of a lower
     /// number may take its places.
     pub fn wait(&mut self, prompts: Vec<(RequestId, Backlog)>, priority: i32) {
-        let (answers, evicted) = (self.answers, Arc::clone(&self.evicted));
-        self.waits_as = prompts.first().map(|(id, _)| *id);
-        self.is_waiting = AtomicBool::new(self.waits_as.is_some());
-        if self.waits_as.is_some() {
-            self.queue.waiting().push(Waiting { prompts, priority, answers, evicted });
+        if !prompts.is_empty() {
+            let (answers, state) = (self.answers, Arc::clone(&self.state));
+            self.queue.list().push(Waiting { prompts, priority, answers, state });
         }
     }
 
-    /// The request has begun: nobody takes its places any more.
+    /// The request has begun: nobody takes its places any more. Costs nothing when it had.
     pub fn begin(&self) {
-        if self.is_waiting.swap(false, Ordering::Relaxed) {
-            self.queue.waiting().retain(|waiting| Some(waiting.first()) != self.waits_as);
+        if self.state.get().is_none() {
+            let mut list = self.queue.list();
+            list.retain(|waiting| !Arc::ptr_eq(&waiting.state, &self.state));
+            // It may have been evicted before the list was locked.
+            let _ = self.state.set(Fate::Begun);
         }
     }
 
     /// Whether another has taken its places.
     pub fn is_evicted(&self) -> bool {
-        self.evicted.get().is_some()
+        matches!(self.state.get(), Some(Fate::Evicted(_)))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Nobody evicts what is not in the list, so what is read after it stays.
         self.begin();
-        match self.evicted.get() {
-            Some(tokens) => self.queue.leaving.fetch_sub(*tokens, Ordering::Relaxed),
-            None => self.queue.answers.fetch_sub(self.answers, Ordering::Relaxed),
+        match self.state.get() {
+            Some(Fate::Evicted(tokens)) => self.queue.leaving.fetch_sub(*tokens, Ordering::Relaxed),
+            _ => self.queue.answers.fetch_sub(self.answers, Ordering::Relaxed),
         };
     }
 }

@@ -28,7 +28,7 @@ pub async fn snapshot(State(app): State<Shared>) -> Json<Value> {
 }
 
 /// `GET /v1/engine/events`: a snapshot at once, then one in each period with the steps since the
-/// one before, until the client leaves or the server drains.
+/// one before, until the client leaves or the server ends.
 pub async fn events(State(app): State<Shared>) -> Response {
     let mut ticks = interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -46,7 +46,8 @@ struct Watching {
 impl sse::Source for Watching {
     async fn next(&mut self) -> Option<String> {
         self.ticks.tick().await;
-        if self.app.phase() == Phase::Draining {
+        // While it drains there is something to see.
+        if self.app.phase() == Phase::Draining && self.app.answers() == 0 {
             return None;
         }
         let most = if self.told == 0 { STEPS_KEPT } else { STEPS_PER_EVENT };
@@ -69,6 +70,7 @@ fn taken(app: &App, after: u64, most: usize) -> (Value, u64) {
         + stats.occupancy.parked
         + stats.occupancy.in_flight;
     let snapshot = json!({
+        "phase": app.phase().as_str(),
         "uptime_s": super::now().saturating_sub(app.started),
         "version": env!("CARGO_PKG_VERSION"),
         "model": app.model.names[0],

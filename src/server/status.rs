@@ -14,7 +14,7 @@ use crate::engine::{EngineStats, EngineView};
 /// Tells the load on standard error until what it gives is dropped.
 pub fn watch(app: &Shared) -> Option<Watch> {
     let every = app.config.status_every;
-    if every.is_zero() {
+    if every.is_zero() || app.config.quiet {
         return None;
     }
     let app = Arc::downgrade(app);

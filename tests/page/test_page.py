@@ -35,7 +35,7 @@ def serving(program, *args):
                     sys.exit(f"the server did not start:\n{said.read()}")
                 said.seek(0)
                 address = re.search(r"(http://[\w.:\[\]]+)\s", said.read())
-            yield address.group(1)
+            yield address.group(1), server
         finally:
             server.kill()
             server.wait()
@@ -53,7 +53,10 @@ def opened(browser, address, **options):
     page = context.new_page()
     expect.set_options(timeout=PATIENCE_MS)
     host = urlsplit(address).netloc
-    is_error = lambda message: message.type == "error" and "401" not in message.text
+    # Of these the page says itself: a key that is wanted, and a server that has gone.
+    known = ["401", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"]
+    is_known = lambda text: any(word in text for word in known)
+    is_error = lambda message: message.type == "error" and not is_known(message.text)
     page.on("console", lambda message: is_error(message) and faults.append(message.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
     is_foreign = lambda request: urlsplit(request.url).netloc != host
@@ -145,7 +148,8 @@ def it_works_on_a_telephone(browser, address, folder):
     small = {"viewport": {"width": 375, "height": 740}, "device_scale_factor": 2}
     with opened(browser, address, **small) as page:
         until_ready(page)
-        send(page, "Once upon a time", 40)
+        # Nothing stands for what was there at first.
+        send(page, "Once upon a time", "")
         expect(page.locator(".turn.assistant .cost")).to_have_count(1)
         fits(page)
         shoot(page, folder, "small")
@@ -155,6 +159,7 @@ def a_key_is_asked_for_and_kept_nowhere(browser, address):
     with opened(browser, address) as page:
         for given in ["another", KEY]:
             page.wait_for_selector("#ask[open]")
+            expect(page.locator("#unknown")).to_be_visible(visible=given == KEY)
             page.fill("#key", given)
             page.press("#key", "Enter")
         until_ready(page)
@@ -166,21 +171,38 @@ def a_key_is_asked_for_and_kept_nowhere(browser, address):
         page.wait_for_selector("#ask[open]")
 
 
+def a_server_that_ends_says_so(browser, address, server):
+    with opened(browser, address) as page:
+        until_ready(page)
+        send(page, "Tell me of a dog.", 100_000)
+        expect(page.locator(".turn.assistant .text")).to_have_text(re.compile(r"\w.{20}", re.S))
+        server.terminate()
+        expect(page.locator("#state")).to_have_text("ending, takes no more")
+        server.terminate()
+        expect(page.locator(".cost")).to_contain_text("cut short by the server")
+        # To look for a server that has gone is no fault of the page.
+        page.close()
+    assert server.wait() == 75
+
+
 def main(program, folder=None):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
         )
         tests = [a_chat_shows_text_and_its_memory, an_answer_can_be_stopped, it_works_on_a_telephone]
-        with serving(program) as address:
+        with serving(program) as (address, _):
             for test in tests:
                 test(browser, address, folder)
                 print("ok", test.__name__, flush=True)
-        with serving(program, "--api-key", KEY) as address:
+        with serving(program, "--api-key", KEY) as (address, _):
             a_key_is_asked_for_and_kept_nowhere(browser, address)
             print("ok a_key_is_asked_for_and_kept_nowhere", flush=True)
+        with serving(program) as (address, server):
+            a_server_that_ends_says_so(browser, address, server)
+            print("ok a_server_that_ends_says_so", flush=True)
         browser.close()
-    print("4 passed, 0 failed")
+    print("5 passed, 0 failed")
 
 
 main(*sys.argv[1:])

@@ -111,6 +111,16 @@ fn aborting_a_name_ends_the_request_that_had_it_and_not_the_one_that_has_it_next
         assert_eq!(reasons, vec![json!("abort"); ANSWERS]);
     }
     assert_eq!(server.request("DELETE", "/v1/requests/story", &[], b"").status, 404);
+    // By either name of the field.
+    for field in ["request_id", "rid"] {
+        server.wait_until_idle();
+        let old = ask(&server, &endless("Once", true), "story");
+        server.wait_for_load("it to run", |load| load["running"].as_u64() > Some(0));
+        assert_eq!(server.post("/abort_request", &json!({ field: "story" })).status, 200);
+        assert!(Reply::read(old).text().contains("\"finish_reason\":\"abort\""));
+    }
+    let error = server.post("/abort_request", &json!({})).json();
+    assert_eq!(error["error"]["param"], "request_id");
 }
 
 /// A limit of the prefix cache made a server take requests and do nothing, and a client that left

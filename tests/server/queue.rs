@@ -161,6 +161,27 @@ fn a_request_of_several_prompts_that_is_refused_ends_nobody() {
     server.wait_until_idle();
 }
 
+/// Such requests once were told to come back later, for ever.
+#[test]
+fn a_request_of_more_answers_than_may_wait_is_refused_for_good() {
+    let server = Server::start(&["--max-num-queued-reqs", "4"]);
+    let (one, five) = (json!("A fox"), json!(["A", "B", "C", "D", "E"]));
+    for (prompt, n, param) in
+        [(&one, 5, "n"), (&five, 1, "prompt"), (&json!(["A", "B", "C"]), 2, "n")]
+    {
+        let reply = server.post(TEXT, &short(json!({ "prompt": prompt, "n": n })));
+        assert_eq!((reply.status, reply.header("retry-after")), (400, None));
+        let error = reply.json()["error"].clone();
+        assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("invalid_value")));
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains("allowed: 4 "), "{message}");
+    }
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "n": 5 });
+    assert_eq!(server.post("/v1/chat/completions", &chat).status, 400);
+    let fits = server.post(TEXT, &short(json!({ "prompt": ["A", "B"], "n": 2 })));
+    assert_eq!(fits.status, 200);
+}
+
 #[test]
 fn priorities_are_for_servers_that_have_them() {
     let server = Server::start(&[]);
@@ -237,7 +258,7 @@ fn who_waits_behind_the_first_keep_alive_is_told_too() {
 /// The step counter is read, no token is asked for.
 #[test]
 fn an_engine_that_ends_no_step_for_too_long_is_not_healthy() {
-    let (server, running) = busy(&["--stall-timeout", "0"]);
+    let (server, running) = busy(&["--stall-timeout", "1e-9"]);
     let start = Instant::now();
     while server.get("/health").status == 200 {
         assert!(start.elapsed() < Duration::from_secs(60), "no step takes no time");
@@ -260,6 +281,8 @@ fn readiness_can_ask_that_nobody_waits() {
         let waits = scope.spawn(|| server.post(TEXT, &short(json!({}))));
         server.wait_for_load("it to wait", |load| load["waiting"] == 1);
         assert_eq!((server.get("/ready").status, server.get("/ready?strict=1").status), (200, 503));
+        let code = server.get("/ready?strict=1").json()["error"]["code"].clone();
+        assert_eq!(code, "requests_waiting", "the queue is not full");
         // What is shown may be as old as a view is.
         let start = Instant::now();
         loop {

@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -193,6 +192,10 @@ fn a_second_signal_cuts_what_runs_and_the_exit_code_says_so() {
     server.signal("TERM");
     let refused = server.wait_until_draining();
     assert_eq!(refused.status, 503);
+    let mut told = server.lines.by_ref().map(|line| line.expect("it is text"));
+    let told = told.find(|line| line.starts_with("draining: ")).expect("a line");
+    assert!(told.ends_with(", up to 3600 s; a second signal cuts"), "{told}");
+    assert_eq!(server.get("/v1/engine/snapshot").json()["phase"], "draining");
     assert!(refused.header("retry-after").is_some());
     assert_eq!(refused.json()["error"]["code"], "draining");
     // A connection that was to stay open does not.
@@ -206,7 +209,7 @@ fn a_second_signal_cuts_what_runs_and_the_exit_code_says_so() {
     let text = reply.text();
     assert!(!text.contains("\"finish_reason\":\"length\""), "it was cut");
     assert_eq!(server.exit_code(), Some(75));
-    assert_eq!(last_line(&mut server), "error: 1 answers were cut short");
+    assert_eq!(last_line(&mut server), "error: 1 answer was cut short");
 }
 
 fn last_line(server: &mut Started) -> String {
@@ -248,7 +251,7 @@ fn readiness_is_one_line_and_a_file_with_the_port() {
     let port = server.address.rsplit(':').next().expect("a port");
     assert!(ready[0].starts_with("ready in "), "{ready:?}");
     assert!(ready[0].contains("  model tiny  context 8,192  "), "{ready:?}");
-    wait_for(&file);
+    // It is there when the line is.
     assert_eq!(fs::read_to_string(&file).expect("it is whole"), format!("{port}\n"));
     // Loading is told in tenths where no terminal shows a bar.
     assert!(before.iter().any(|line| line == "loading 100 %"), "{before:?}");
@@ -256,12 +259,64 @@ fn readiness_is_one_line_and_a_file_with_the_port() {
     assert!(loading <= 10, "{before:?}");
 }
 
-fn wait_for(file: &Path) {
-    let start = Instant::now();
-    while !file.exists() {
-        assert!(start.elapsed() < PATIENCE, "no {}", file.display());
-        thread::sleep(Duration::from_millis(5));
+/// A script that waited for the file once read the port of the last server.
+#[test]
+fn the_file_with_the_port_is_there_only_while_requests_are_taken() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("port");
+    fs::write(&file, "1\n").expect("a file");
+    // What an earlier server left is gone before a model is looked for.
+    let output = serve(&["/nowhere", "--port", "0", "--port-file", arg(&file)], &[]);
+    assert_eq!((output.status.code(), file.exists()), (Some(3), false), "{}", stderr(&output));
+    let mut server = Started::new(&["--port", "0", "--port-file", arg(&file)], &[]);
+    assert!(file.exists());
+    server.signal("TERM");
+    assert_eq!((server.exit_code(), file.exists()), (Some(0), false));
+    let mut server = Started::new(&["--port", "0", "--port-file", arg(&file)], &[]);
+    fs::write(&file, "2\n").expect("a file");
+    server.signal("TERM");
+    assert_eq!((server.exit_code(), file.exists()), (Some(0), true), "it is another server's now");
+}
+
+/// It once was told after the line that says that all is well, under the name of an address.
+#[test]
+fn a_file_for_the_port_that_cannot_be_written_ends_the_start() {
+    let path = "/nowhere/port";
+    for (args, variables, named) in [
+        (&["--port-file", path][..], &[][..], format!("--port-file {path}")),
+        (
+            &[],
+            &[("DELTAPOOL_PORT_FILE", path)],
+            format!("environment variable DELTAPOOL_PORT_FILE: --port-file {path}"),
+        ),
+    ] {
+        let output = serve(&[&["--port", "0"], args].concat(), variables);
+        let said = stderr(&output);
+        assert!(said.starts_with(&format!("error: {named}: No such file")), "{said}");
+        assert_eq!(output.status.code(), Some(1));
     }
+}
+
+/// As long as it was bound only after the weights were loaded, that could take minutes.
+#[test]
+fn a_socket_that_cannot_be_is_told_before_a_model_is_loaded() {
+    let output = serve(&["/nowhere", "--uds", "/nowhere/x.sock"], &[]);
+    let said = stderr(&output);
+    assert!(said.starts_with("error: /nowhere/x.sock: No such file"), "{said}");
+    assert_eq!(output.status.code(), Some(74));
+}
+
+#[test]
+fn a_server_for_everybody_says_so() {
+    let warns = |server: &Started| server.said.iter().any(|line| line.starts_with("warning: "));
+    let open = Started::new(&["--port", "0", "--host", "0.0.0.0"], &[]);
+    assert!(warns(&open), "{:?}", open.said);
+    let key = ["--port", "0", "--host", "0.0.0.0", "--api-key", "one"];
+    assert!(!warns(&Started::new(&key, &[])));
+    assert!(!warns(&Started::new(&["--port", "0"], &[])));
+    // As the line writes it.
+    let six = Started::new(&["--port", "0", "--host", "[::1]"], &[]);
+    assert!(six.address.starts_with("[::1]:") && !warns(&six), "{}", six.address);
 }
 
 #[test]

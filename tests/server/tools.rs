@@ -124,7 +124,7 @@ fn what_cannot_be_held_to_is_refused_before_anything_is_computed() {
     let unknown = json!({"type": "function", "function": {"name": "nothing"}});
     refused(json!({"tools": weather(), "tool_choice": unknown}), "tool_choice");
     refused(json!({"tools": [{"type": "function"}]}), "tools[0].function");
-    refused(json!({"structured_outputs": {"regex": "("}}), "regex");
+    refused(json!({"structured_outputs": {"regex": "("}}), "structured_outputs.regex");
     refused(json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "structured_outputs");
     refused(json!({"guided_json": {"type": "object"}}), "guided_json");
     refused(json!({"response_format": {"type": "xml"}}), "response_format.type");

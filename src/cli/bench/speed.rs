@@ -14,7 +14,7 @@ use kernels::{Isa, Quantization};
 use super::system::{Machine, peak_rss_bytes};
 use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
-use crate::cli::loading::{Files, bar, loading_bar};
+use crate::cli::loading::{Files, bar, is_shown, loading_bar};
 use crate::cli::output::{JsonTarget, print};
 use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, MOST_THREADS, MemorySize};
 use crate::engine::{Engine, EngineError, EngineLimits};
@@ -131,7 +131,11 @@ fn run(
     let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len} rounds");
     bar.set_length((cases.len() * rounds) as u64);
     let mut measured = Vec::new();
-    for case in cases {
+    for (place, case) in cases.iter().enumerate() {
+        if !common.quiet && !is_shown(common.quiet) {
+            // A log has no bar, and the prompts of a case may take minutes.
+            eprintln!("{case}, case {} of {}", place + 1, cases.len());
+        }
         measured.push((*case, driver.measure(case, rounds, args.roofline, &bar)?));
     }
     // Before the limits are measured: that takes memory.

@@ -4,28 +4,26 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::CliError;
 use crate::cli::prompt::known;
-use crate::text::{Chat, ChatTemplate, Specials, Tokenizer};
+use crate::text::{Chat, ChatTemplate, Specials, TextError, Tokenizer};
 
 /// A conversation in a model's chat template.
 ///
-/// What the model has read and said is kept as ids. The next prompt begins with these very ids as
-/// long as the template repeats the text they stand for: then it goes on from the state at the end
-/// of the last answer, where encoding the whole text anew might cut it into other tokens.
+/// What the model has read and said is kept as ids, and the next prompt begins with these very ids:
+/// then it goes on from the state at the end of the last answer. Encoding the whole text anew might
+/// cut it into other tokens, and a template may put something between a question and its answer
+/// that was not there when the answer was drawn.
 pub struct Conversation<'m> {
     tokenizer: &'m Tokenizer,
     template: &'m ChatTemplate,
     vocab_size: usize,
     messages: Vec<Value>,
-    /// None before the first turn, and where ids and text have parted.
-    seen: Option<Seen>,
+    /// All that was read and said, the last answer at its end. None before the first turn, and
+    /// where an answer's ids are not those of its text.
+    seen: Option<Vec<u32>>,
 }
 
-/// A text and the ids that stand for it.
-#[derive(Debug, Clone, Default)]
-struct Seen {
-    text: String,
-    ids: Vec<u32>,
-}
+/// Stands for an answer while a template is asked what it writes around it; no model is sent it.
+const ANSWER: &str = "\u{e000}";
 
 impl<'m> Conversation<'m> {
     /// One without turns.
@@ -71,37 +69,53 @@ impl<'m> Conversation<'m> {
         let question = message("user", text);
         let mut messages = self.messages.clone();
         messages.push(question.clone());
-        let variables = &Map::new();
-        let chat =
-            Chat { messages: &messages, tools: None, add_generation_prompt: true, variables };
-        let rendered = self.template.render(&chat)?;
-        let ids = match self.continued(&rendered)? {
+        let rendered = self.render(&messages)?;
+        let ids = match self.continued(&messages, &rendered)? {
             Some(ids) => ids,
             None => self.tokenizer.encode(&rendered, Specials::Parse)?,
         };
         let ids = known(self.tokenizer, self.vocab_size, ids)?;
-        Ok(Turn { question, seen: Seen { text: rendered, ids } })
+        Ok(Turn { question, ids })
     }
 
-    /// What was seen and the ids of the rest of `text`, where that has all that was seen.
-    fn continued(&self, text: &str) -> Result<Option<Vec<u32>>, CliError> {
+    fn render(&self, messages: &[Value]) -> Result<String, TextError> {
+        let variables = &Map::new();
+        self.template.render(&Chat {
+            messages,
+            tools: None,
+            add_generation_prompt: true,
+            variables,
+        })
+    }
+
+    /// What was seen and the ids of what the template writes behind the last answer. None where it
+    /// leaves a part of that answer out, as the reasoning in it: then the template counts.
+    fn continued(&self, messages: &[Value], text: &str) -> Result<Option<Vec<u32>>, CliError> {
         let Some(seen) = &self.seen else { return Ok(None) };
-        let Some(rest) = text.strip_prefix(seen.text.as_str()) else { return Ok(None) };
-        let more = self.tokenizer.encode(rest, Specials::Parse)?;
+        let mut marked = messages.to_vec();
+        // The question is the last.
+        let answer =
+            std::mem::replace(&mut marked[messages.len() - 2], message("assistant", ANSWER));
+        let marked = self.render(&marked)?;
+        let Some((before, behind)) = marked.split_once(ANSWER) else { return Ok(None) };
+        let shown = text.strip_prefix(before).and_then(|text| text.strip_suffix(behind));
+        let said = answer["content"].as_str().map(str::trim);
+        if shown.map(str::trim) != said {
+            return Ok(None);
+        }
+        let more = self.tokenizer.encode(behind, Specials::Parse)?;
         // A tokenizer may begin a text with a space of its own.
-        let is_rest = self.spell(&more, rest);
-        Ok(is_rest.then(|| [seen.ids.as_slice(), &more].concat()))
+        let is_rest = self.spell(&more, behind);
+        Ok(is_rest.then(|| [seen.as_slice(), &more].concat()))
     }
 
     /// Takes a turn in with its answer: the text, and the ids whose text it is.
     pub fn answered(&mut self, turn: Turn, text: &str, ids: &[u32]) {
-        let Turn { question, mut seen } = turn;
+        let Turn { question, ids: mut seen } = turn;
         self.messages.push(question);
         self.messages.push(message("assistant", text));
-        let is_whole = self.spell(ids, text);
-        seen.text.push_str(text);
-        seen.ids.extend(ids);
-        self.seen = is_whole.then_some(seen);
+        seen.extend(ids);
+        self.seen = self.spell(ids, text).then_some(seen);
     }
 
     /// Whether the ids stand for just this text.
@@ -118,13 +132,13 @@ impl<'m> Conversation<'m> {
 /// What a user said, and the prompt it makes.
 pub struct Turn {
     question: Value,
-    seen: Seen,
+    ids: Vec<u32>,
 }
 
 impl Turn {
     /// The prompt's tokens.
     pub fn ids(&self) -> &[u32] {
-        &self.seen.ids
+        &self.ids
     }
 }
 
@@ -179,21 +193,43 @@ mod tests {
         });
     }
 
-    /// A template that trims answers, and an answer that ends inside a token.
+    /// A template that leaves reasoning out, and an answer that ends inside a token.
     #[test]
     fn where_ids_and_text_part_the_text_counts() {
-        let trims = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}";
-        for (template, text, cut) in [(trims, " the ", 0), (TURNS, "the", 1)] {
+        let omits = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}\
+                     {% endfor %}";
+        for (template, text, cut) in [(omits, "Hm.</think>the", 0), (TURNS, "the", 1)] {
             with(template, |tokenizer, template| {
                 let mut conversation = Conversation::new(tokenizer, template, 10_000, None);
                 let first = conversation.ask("Who?").expect("a prompt");
                 let ids = tokenizer.encode(text, Specials::Plain).expect("ids");
-                conversation.answered(first, &text[..text.len() - cut], &ids);
+                let text = &text[..text.len() - cut];
+                conversation.answered(first, text, &ids);
                 let second = conversation.ask("And?").expect("a prompt");
                 let whole = tokenizer.decode(second.ids());
-                let answer = text[..text.len() - cut].trim();
+                let answer = text.split("</think>").last().expect("a part");
                 assert!(whole.contains(&format!("]{answer}[user]And?")), "{whole}");
             });
         }
+    }
+
+    /// As the built-in template does, which no answer was ever drawn behind.
+    #[test]
+    fn what_was_drawn_stays_where_the_template_shows_it_in_another_place() {
+        let parts = "{% for m in messages %}{{ m.content | trim }}\
+                     {% if not loop.last %}//{% endif %}{% endfor %}";
+        with(parts, |tokenizer, template| {
+            let mut conversation = Conversation::new(tokenizer, template, 10_000, None);
+            for (question, prompt) in [
+                ("Who?", "Who?"),
+                ("And?", "Who? the //And?"),
+                ("So?", "Who? the //And? the //So?"),
+            ] {
+                let turn = conversation.ask(question).expect("a prompt");
+                assert_eq!(tokenizer.decode(turn.ids()), prompt);
+                let ids = tokenizer.encode(" the ", Specials::Plain).expect("ids");
+                conversation.answered(turn, " the ", &ids);
+            }
+        });
     }
 }

@@ -1,20 +1,22 @@
 //! The flags of `serve`, and the values they take.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 
 use super::settings::Settings;
+use super::values::{
+    Bytes, Seconds, at_least_one, at_least_one_token, connections, parse_host, parse_logprobs,
+    parse_origin, parse_some_time,
+};
 use crate::cli::CliError;
 use crate::cli::common::CommonArgs;
 use crate::cli::limits::EngineArgs;
-use crate::config::parse_bytes;
-use crate::request::MAX_LOGPROBS;
+use crate::config::EngineConfig;
+use crate::engine::EngineError;
 use crate::server::{Bind, ServerConfig};
 
 /// Arguments of `serve`.
@@ -30,7 +32,8 @@ pub struct ServeArgs {
     /// Settings in TOML, named as the flags: max-num-seqs = 64.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print every setting with where it comes from, and end.
+    /// Check the settings, print each with where it comes from, and end; the model is not looked
+    /// at.
     #[arg(long)]
     pub print_config: bool,
     /// Where it listens.
@@ -76,7 +79,7 @@ pub struct ListenArgs {
     /// Listen on a socket in the file system instead, for this user alone.
     #[arg(long, value_name = "PATH")]
     pub uds: Option<PathBuf>,
-    /// Write the port to this file once requests are taken.
+    /// Write the port to this file once requests are taken, and remove it at the end.
     #[arg(long, value_name = "FILE")]
     pub port_file: Option<PathBuf>,
     /// Connections at once.
@@ -84,20 +87,35 @@ pub struct ListenArgs {
         long,
         value_name = "N",
         default_value_t = defaults().max_connections,
-        value_parser = at_least_one
+        value_parser = connections
     )]
     pub max_connections: usize,
     /// Longest body of a request: bytes, or 32MiB.
     #[arg(long, value_name = "SIZE", default_value_t = Bytes(defaults().max_body_bytes))]
     pub max_body: Bytes,
     /// Seconds for the headers of a request, and for the next request on a connection.
-    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().header_timeout))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Seconds(defaults().header_timeout),
+        value_parser = parse_some_time
+    )]
     pub header_timeout: Seconds,
     /// Seconds for the body of a request.
-    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().body_timeout))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Seconds(defaults().body_timeout),
+        value_parser = parse_some_time
+    )]
     pub body_timeout: Seconds,
     /// Seconds that an answer waits for a client that does not read.
-    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().write_timeout))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Seconds(defaults().write_timeout),
+        value_parser = parse_some_time
+    )]
     pub write_timeout: Seconds,
     /// Seconds of silence after which a stream gets a comment, so that nothing between takes it
     /// for dead; 0 for never.
@@ -112,21 +130,22 @@ pub struct AccessArgs {
     /// A key that requests must carry; several may be given. Without one everybody may ask.
     #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     pub api_key: Vec<String>,
-    /// Further such keys, one a line.
+    /// Such keys in a file, one a line, besides those of --api-key.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// The key of the routes that change the server; without one they are open to this machine
     /// alone.
     #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     pub admin_api_key: Option<String>,
-    /// Let figures be read without a key.
+    /// Let /metrics be read without a key.
     #[arg(long)]
     pub metrics_public: bool,
     /// Origin of web pages that may ask, https://example.org or *; several may be given.
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     pub cors_origin: Vec<String>,
-    /// A further name under which a server on loopback is reached; several may be given.
-    #[arg(long, value_name = "HOST", value_parser = NonEmptyStringValueParser::new())]
+    /// A further name under which a server on loopback is reached, without the port; several may
+    /// be given.
+    #[arg(long, value_name = "HOST", value_parser = parse_host)]
     pub allowed_host: Vec<String>,
     /// Do not serve the page at /.
     #[arg(long)]
@@ -156,7 +175,7 @@ pub struct AnswerArgs {
     /// Give figures with every answer, also where the request does not ask for them.
     #[arg(long)]
     pub per_request_metrics: bool,
-    /// Most alternatives of a token that a request may ask for.
+    /// Most alternatives of a token that a request may ask for, 20 at most.
     #[arg(
         long,
         value_name = "N",
@@ -178,22 +197,28 @@ pub struct LoadArgs {
         value_parser = at_least_one
     )]
     pub max_num_queued_reqs: usize,
-    /// Prompt tokens that wait at once; more are refused.
+    /// Prompt tokens that wait at once; more are refused. 4M is 4,194,304.
     #[arg(
         long,
         value_name = "N",
         default_value_t = defaults().max_num_queued_tokens,
-        value_parser = at_least_one
+        value_parser = at_least_one_token
     )]
     pub max_num_queued_tokens: usize,
-    /// Seconds for answers that run when the server is told to end.
+    /// Seconds for answers that run when the server is told to end; 0 cuts them at once.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().shutdown_timeout))]
     pub shutdown_timeout: Seconds,
-    /// Seconds in which requests are still taken after that, for a balancer that has not heard.
+    /// Seconds in which requests are still taken after that, for a balancer that has not heard; 0
+    /// for none.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().drain_delay))]
     pub drain_delay: Seconds,
     /// Seconds with work and without a step after which the server calls itself unhealthy.
-    #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().stall_timeout))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = Seconds(defaults().stall_timeout),
+        value_parser = parse_some_time
+    )]
     pub stall_timeout: Seconds,
     /// Seconds between two lines about the load, while there is any; 0 for none.
     #[arg(long, value_name = "SECONDS", default_value_t = Seconds(defaults().status_every))]
@@ -214,7 +239,7 @@ impl ServeArgs {
             (&self.listen, &self.access, &self.answers, &self.load);
         let mut api_keys = access.api_key.clone();
         if let Some(path) = &access.api_key_file {
-            api_keys.extend(read_keys(path)?);
+            api_keys.extend(self.read_keys(path)?);
         }
         Ok(ServerConfig {
             bind: self.bind()?,
@@ -234,7 +259,8 @@ impl ServeArgs {
             shutdown_timeout: load.shutdown_timeout.0,
             drain_delay: load.drain_delay.0,
             stall_timeout: load.stall_timeout.0,
-            status_every: if self.common.quiet { Duration::ZERO } else { load.status_every.0 },
+            status_every: load.status_every.0,
+            quiet: self.common.quiet,
             strict_params: answers.strict_params,
             any_model: answers.any_model,
             per_request_metrics: answers.per_request_metrics,
@@ -243,24 +269,54 @@ impl ServeArgs {
         })
     }
 
+    /// What the engine is told of it.
+    ///
+    /// # Errors
+    /// A limit that cannot work, whatever the model and the machine.
+    pub fn limits(&self) -> Result<EngineConfig, CliError> {
+        let config = self.engine.config(self.common.threads());
+        let checked = config.check().map_err(|limit| CliError::from(EngineError::from(limit)));
+        checked.map_err(|error| self.settings.located(error))?;
+        Ok(config)
+    }
+
     /// A socket or an address: what was said in the stronger place.
     fn bind(&self) -> Result<Bind, CliError> {
-        let address = self.settings.source("host").min(self.settings.source("port"));
-        let socket = self.settings.source("uds");
+        let (socket, address) = self.settings.socket_and_address();
+        let ListenArgs { host, port, port_file, .. } = &self.listen;
         match &self.listen.uds {
-            Some(_) if socket < address && self.listen.port_file.is_some() => {
+            Some(_) if socket.outranks(address) && port_file.is_some() => {
                 Err(CliError::Usage("--port-file: a socket of --uds has no port".to_owned()))
             }
-            Some(path) if socket < address => Ok(Bind::Unix(path.clone())),
-            Some(_) if socket == address => {
+            Some(path) if socket.outranks(address) => Ok(Bind::Unix(path.clone())),
+            Some(_) if !address.outranks(socket) => {
                 let message = "--uds is instead of --host and --port; give one or the other";
                 Err(CliError::Usage(message.to_owned()))
             }
             _ => {
-                let ListenArgs { host, port, .. } = &self.listen;
-                Ok(Bind::Tcp { host: host.clone(), port: *port })
+                // An address of IPv6 may stand in brackets, as in the line that says where it is.
+                let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+                Ok(Bind::Tcp { host: bare.unwrap_or(host).to_owned(), port: *port })
             }
         }
+    }
+
+    /// Keys, one a line; empty lines and those that begin with # are skipped.
+    fn read_keys(&self, path: &Path) -> Result<Vec<String>, CliError> {
+        const FLAG: &str = "api-key-file";
+        let text = fs::read_to_string(path);
+        let text = text.map_err(|source| self.settings.file_error(FLAG, path, source))?;
+        let lines = text.lines().map(str::trim);
+        let keys: Vec<String> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .map(str::to_owned)
+            .collect();
+        if keys.is_empty() {
+            // An empty file must not open the server to everybody.
+            let file = self.settings.spelled(FLAG, path);
+            return Err(CliError::Usage(format!("{file}: no key in it")));
+        }
+        Ok(keys)
     }
 }
 
@@ -286,91 +342,4 @@ impl FromStr for GenerationConfig {
             folder => Ok(GenerationConfig::Folder(folder.into())),
         }
     }
-}
-
-/// Keys, one a line; empty lines and those that begin with # are skipped.
-fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
-    let shown = path.display();
-    let text = fs::read_to_string(path)
-        .map_err(|source| CliError::File { path: shown.to_string(), source })?;
-    let lines = text.lines().map(str::trim);
-    let keys: Vec<String> = lines
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .map(str::to_owned)
-        .collect();
-    if keys.is_empty() {
-        // An empty file must not open the server to everybody.
-        return Err(CliError::Usage(format!("--api-key-file {shown}: no key in it")));
-    }
-    Ok(keys)
-}
-
-/// A time in seconds.
-#[derive(Debug, Clone, Copy)]
-pub struct Seconds(pub Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Seconds, String> {
-        let seconds: f64 =
-            text.parse().map_err(|_| "seconds are a number, 0 or more".to_owned())?;
-        let time = Duration::try_from_secs_f64(seconds);
-        // A year: what is added to a point in time must not overflow.
-        let time = time.ok().filter(|time| time.as_secs() <= 366 * 24 * 3600);
-        time.map(Seconds).ok_or_else(|| "seconds are a number from 0 to a year's".to_owned())
-    }
-}
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.as_secs_f64())
-    }
-}
-
-/// A number of bytes.
-#[derive(Debug, Clone, Copy)]
-pub struct Bytes(pub usize);
-
-impl FromStr for Bytes {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Bytes, String> {
-        let bytes = parse_bytes(text)?;
-        if bytes == 0 { Err("no request fits in 0 bytes".to_owned()) } else { Ok(Bytes(bytes)) }
-    }
-}
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            bytes if bytes.is_multiple_of(1 << 20) => write!(f, "{}MiB", bytes >> 20),
-            bytes => write!(f, "{bytes}"),
-        }
-    }
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    let number = text.parse().map_err(|_| "a whole number, 1 or more".to_owned())?;
-    // What a semaphore of the runtime can count.
-    let most = usize::MAX >> 3;
-    (1..=most).contains(&number).then_some(number).ok_or_else(|| format!("1 to {most}"))
-}
-
-fn parse_logprobs(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number <= MAX_LOGPROBS);
-    number.ok_or_else(|| format!("0 to {MAX_LOGPROBS}"))
-}
-
-/// An origin as browsers send it: a scheme and a host, perhaps a port, and nothing behind.
-fn parse_origin(text: &str) -> Result<String, String> {
-    let host = text.split_once("://").map(|(_, host)| host);
-    let is_origin = host.is_some_and(|host| {
-        let mut bytes = host.bytes();
-        !host.is_empty() && bytes.all(|byte| byte.is_ascii_graphic() && byte != b'/')
-    });
-    if text == "*" || is_origin {
-        return Ok(text.to_owned());
-    }
-    Err("an origin is a scheme and a host, https://example.org, or * for all".to_owned())
 }

@@ -27,8 +27,8 @@ pub fn served(
     let template = match &args.answers.chat_template {
         None => ChatTemplate::from_files(&files.text),
         Some(path) => {
-            let bytes = fs::read(path)
-                .map_err(|source| CliError::File { path: path.display().to_string(), source })?;
+            let named = |source| args.settings.file_error("chat-template", path, source);
+            let bytes = fs::read(path).map_err(named)?;
             files.text.chat_template = Some(Cow::Owned(bytes));
             // One that was asked for and does not work is an error at once.
             Ok(ChatTemplate::from_files(&files.text)?)

@@ -13,21 +13,21 @@ use std::collections::HashMap;
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::spelling;
+use super::{file, spelling};
 use crate::cli::CliError;
+use crate::engine::EngineError;
 
 /// The command whose settings these are.
 pub const COMMAND: &str = "serve";
 
 /// Flags that settle where settings come from, or what is done with them.
-const NO_SETTINGS: [&str; 4] = ["help", "version", "config", "print-config"];
+pub const NO_SETTINGS: [&str; 4] = ["help", "version", "config", "print-config"];
 
 /// A place that settings come from, the strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,10 +42,19 @@ pub enum Source {
     Default,
 }
 
+impl Source {
+    /// Whether what is said here counts where `other` says something else.
+    pub fn outranks(self, other: Source) -> bool {
+        self < other
+    }
+}
+
 /// All settings, for people and for `--config`.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     entries: Vec<Entry>,
+    /// The file, if one was read.
+    file: Option<PathBuf>,
     /// A line for each flag of another engine that changes nothing here.
     pub notes: Vec<String>,
 }
@@ -60,9 +69,54 @@ struct Entry {
 
 impl Settings {
     /// Where the value of a flag comes from; `name` is without dashes in front.
-    pub fn source(&self, name: &str) -> Source {
+    fn source(&self, name: &str) -> Source {
         let entry = self.entries.iter().find(|entry| entry.name == name);
         entry.map_or(Source::Default, |entry| entry.source)
+    }
+
+    /// Where it is said that a socket is listened on, and where that an address is.
+    pub fn socket_and_address(&self) -> (Source, Source) {
+        (self.source("uds"), self.source("host").min(self.source("port")))
+    }
+
+    /// Whether a setting of a stronger place is instead of this one.
+    fn is_overruled(&self, name: &str) -> bool {
+        let (socket, address) = self.socket_and_address();
+        match name {
+            "host" | "port" => socket.outranks(address),
+            "uds" => address.outranks(socket),
+            _ => false,
+        }
+    }
+
+    /// What a message about a setting begins with, when it was not given as a flag.
+    fn place(&self, name: &str) -> String {
+        match (self.source(name), &self.file) {
+            (Source::Environment, _) => format!("environment variable {}: ", variable_of(name)),
+            (Source::File, Some(file)) => format!("{}: ", file.display()),
+            _ => String::new(),
+        }
+    }
+
+    /// A setting whose value is a path, and where it was given, for a message.
+    pub fn spelled(&self, name: &str, path: &Path) -> String {
+        format!("{}--{name} {}", self.place(name), path.display())
+    }
+
+    /// The error of a file that a setting names.
+    pub fn file_error(&self, name: &str, path: &Path, source: std::io::Error) -> CliError {
+        CliError::File { path: self.spelled(name, path), source }
+    }
+
+    /// The same error, with the place of the setting that it is about.
+    pub fn located(&self, error: CliError) -> CliError {
+        match error {
+            CliError::Engine(EngineError::Limit(limit)) => {
+                let place = self.place(limit.flag.trim_start_matches('-'));
+                CliError::Usage(format!("{place}{limit}"))
+            }
+            other => other,
+        }
     }
 }
 
@@ -74,7 +128,7 @@ impl Settings {
 pub fn parse(command: Command, args: Vec<OsString>) -> Result<(ArgMatches, Settings), CliError> {
     let command = command.mut_subcommand(COMMAND, |serve| serve.mut_args(with_value));
     let serve = command.find_subcommand(COMMAND).expect("it is a command");
-    let (args, notes) = spelling::translate(args)?;
+    let (args, mut notes) = spelling::translate(args)?;
     let mut reading = Reading { matches: matches(&command, &args)?, args, given: HashMap::new() };
     reading.note_flags(serve)?;
     let environment = environment(serve);
@@ -82,12 +136,15 @@ pub fn parse(command: Command, args: Vec<OsString>) -> Result<(ArgMatches, Setti
         Some(variable) => format!("environment variable {variable}: {}", reason(error)),
         None => format!("environment: {}", reason(error)),
     })?;
-    if let Some(path) = reading.serve().get_one::<PathBuf>("config").cloned() {
+    let path = reading.serve().get_one::<PathBuf>("config").cloned();
+    if let Some(path) = &path {
         let blame = |error: &clap::Error| format!("{}: {}", path.display(), reason(error));
-        reading.add(&command, read_file(serve, &path)?, Source::File, &blame)?;
+        let (values, more) = file::read(serve, path)?;
+        notes.extend(more);
+        reading.add(&command, values, Source::File, &blame)?;
     }
     let entries = settings(serve).map(|arg| reading.entry(arg)).collect();
-    Ok((reading.matches, Settings { entries, notes }))
+    Ok((reading.matches, Settings { entries, file: path, notes }))
 }
 
 /// A switch takes a value, so that a stronger place can turn off what a weaker one turned on.
@@ -111,7 +168,7 @@ fn matches(command: &Command, args: &[OsString]) -> Result<ArgMatches, CliError>
 }
 
 /// Values by the name of their flag.
-type Values = Vec<(String, Vec<OsString>)>;
+pub type Values = Vec<(String, Vec<OsString>)>;
 
 /// The arguments so far, and where each came from.
 struct Reading {
@@ -184,7 +241,7 @@ impl Reading {
 }
 
 /// The flags that are settings.
-fn settings(serve: &Command) -> impl Iterator<Item = &Arg> {
+pub fn settings(serve: &Command) -> impl Iterator<Item = &Arg> {
     serve.get_arguments().filter(|arg| arg.get_long().is_some() && !is_named(arg, &NO_SETTINGS))
 }
 
@@ -196,11 +253,13 @@ fn is_named(arg: &Arg, names: &[&str]) -> bool {
     arg.get_long().is_some_and(|long| names.contains(&long))
 }
 
-fn name(arg: &Arg) -> &str {
+/// The name of a setting, without dashes in front.
+pub fn name(arg: &Arg) -> &str {
     arg.get_long().expect("settings have a long name")
 }
 
-fn takes_many(arg: &Arg) -> bool {
+/// Whether a setting may be given several times.
+pub fn takes_many(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append)
 }
 
@@ -248,75 +307,17 @@ fn reason(error: &clap::Error) -> String {
     first.strip_prefix("error: ").unwrap_or(first).to_owned()
 }
 
-/// What a file says.
-fn read_file(serve: &Command, path: &Path) -> Result<Values, CliError> {
-    let shown = path.display();
-    let text = fs::read_to_string(path)
-        .map_err(|source| CliError::File { path: shown.to_string(), source })?;
-    let wrong = |detail: String| CliError::Usage(format!("{shown}: {detail}"));
-    let mut table: toml::Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| wrong(error.to_string().trim_end().into()))?;
-    let inner = match table.remove(COMMAND) {
-        None => toml::Table::new(),
-        Some(toml::Value::Table(inner)) => inner,
-        Some(_) => return Err(wrong(format!("{COMMAND} is not a table"))),
-    };
-    let (mut values, mut faults) = (Values::new(), Vec::new());
-    for (key, value) in table.into_iter().chain(inner) {
-        let name = key.replace('_', "-");
-        match settings(serve).find(|arg| self::name(arg) == name) {
-            None => faults.push(unknown(serve, &key, &name)),
-            Some(_) if values.iter().any(|(known, _)| *known == name) => {
-                faults.push(format!("{key} is there twice"));
-            }
-            Some(arg) => match texts(value, takes_many(arg)) {
-                Ok(texts) => values.push((name, texts)),
-                Err(fault) => faults.push(format!("{key}: {fault}")),
-            },
-        }
-    }
-    if faults.is_empty() { Ok(values) } else { Err(wrong(faults.join("; "))) }
-}
-
-/// What to say of a key that is no setting.
-fn unknown(serve: &Command, key: &str, name: &str) -> String {
-    if let Some(advice) = spelling::advice(name) {
-        return format!("unknown key {key}: {advice}");
-    }
-    let near = |arg: &&Arg| (strsim::jaro_winkler(self::name(arg), name) * 1e6) as u64;
-    let nearest = settings(serve).filter(|arg| !arg.is_hide_set()).max_by_key(near);
-    let nearest = nearest.map_or("", self::name);
-    format!("unknown key {key}; the nearest is {nearest}")
-}
-
-/// A value of a file as arguments.
-fn texts(value: toml::Value, takes_many: bool) -> Result<Vec<OsString>, &'static str> {
-    match value {
-        toml::Value::String(text) => Ok(vec![text.into()]),
-        toml::Value::Integer(number) => Ok(vec![number.to_string().into()]),
-        toml::Value::Float(number) => Ok(vec![number.to_string().into()]),
-        toml::Value::Boolean(switch) => Ok(vec![switch.to_string().into()]),
-        toml::Value::Array(values) if takes_many => {
-            let texts: Result<Vec<Vec<OsString>>, _> =
-                values.into_iter().map(|value| texts(value, false)).collect();
-            Ok(texts?.into_iter().flatten().collect())
-        }
-        toml::Value::Array(_) => Err("takes one value"),
-        _ => Err("takes a text, a number or true and false"),
-    }
-}
-
 impl fmt::Display for Settings {
     /// TOML that `--config` reads, but for keys, which are not shown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
             let Entry { name, values, source, .. } = entry;
-            let from = match source {
-                Source::Flag => "flag".to_owned(),
-                Source::Environment => format!("environment, {}", variable_of(name)),
-                Source::File => "file".to_owned(),
-                Source::Default => "default".to_owned(),
+            let from = match (source, &self.file) {
+                (Source::Flag, _) => "flag".to_owned(),
+                (Source::Environment, _) => format!("environment, {}", variable_of(name)),
+                (Source::File, Some(file)) => format!("file, {}", file.display()),
+                (Source::File, None) => "file".to_owned(),
+                (Source::Default, _) => "default".to_owned(),
             };
             let left = match values.as_slice() {
                 [] => format!("# {name}"),
@@ -329,7 +330,11 @@ impl fmt::Display for Settings {
                 }
                 values => format!("{name} = {}", quoted(&values[0])),
             };
-            writeln!(f, "{left:<40} # {from}")?;
+            match self.is_overruled(name) && !values.is_empty() {
+                // It would stand against what overrules it where this is read again.
+                true => writeln!(f, "{:<40} # {from}, overruled", format!("# {left}"))?,
+                false => writeln!(f, "{left:<40} # {from}")?,
+            }
         }
         Ok(())
     }

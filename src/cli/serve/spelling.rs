@@ -191,12 +191,31 @@ pub fn translate(args: Vec<OsString>) -> Result<(Vec<OsString>, Vec<String>), Cl
     Ok((ours, notes))
 }
 
-/// What to use instead of another engine's name of a setting, without its dashes.
-pub fn advice(name: &str) -> Option<&'static str> {
-    match meaning(&format!("--{name}"))? {
-        Same(flag) => Some(flag),
-        Needless(why) | NeedlessValue(why) | Only(_, why) | Refused(why) => Some(why),
-    }
+/// What another engine's name of a setting is here.
+pub enum Foreign {
+    /// This setting of ours, without dashes in front.
+    Same(&'static str),
+    /// Nothing, and a line that says why.
+    Needless(String),
+}
+
+/// What becomes of a key of a file, which is `name` as a flag without its dashes; none where no
+/// engine is known that has it.
+///
+/// # Errors
+/// One that has no meaning here, with what to use instead.
+pub fn of_key(key: &str, name: &str, value: &str) -> Option<Result<Foreign, String>> {
+    Some(match meaning(&format!("--{name}"))? {
+        Same(flag) => Ok(Foreign::Same(flag.trim_start_matches('-'))),
+        Needless(why) | NeedlessValue(why) => {
+            Ok(Foreign::Needless(format!("{key} is ignored: {why}")))
+        }
+        Only(values, why) if values.contains(&value) => {
+            Ok(Foreign::Needless(format!("{key} = {value} is ignored: {why}")))
+        }
+        Only(_, why) => Err(format!("{key} = {value} is not supported: {why}")),
+        Refused(instead) => Err(format!("unknown key {key}: {instead}")),
+    })
 }
 
 fn meaning(name: &str) -> Option<&'static Meaning> {
@@ -224,10 +243,12 @@ fn value_of(
     value: Option<&str>,
     args: &mut impl Iterator<Item = OsString>,
 ) -> Result<String, CliError> {
-    let next = |args: &mut dyn Iterator<Item = OsString>| {
-        args.next().map(|value| value.to_string_lossy().into_owned())
-    };
-    let value = value.map(str::to_owned).or_else(|| next(args));
+    // What looks like a flag is one, and not the value.
+    let is_flag = |text: &String| text.starts_with('-') && text.parse::<f64>().is_err();
+    let value = value.map(str::to_owned).or_else(|| {
+        let next = args.next().map(|value| value.to_string_lossy().into_owned());
+        next.filter(|text| !is_flag(text))
+    });
     value.ok_or_else(|| CliError::Usage(format!("{name} lacks its value")))
 }
 
@@ -327,9 +348,9 @@ mod tests {
         .expect("it is taken");
         assert_eq!(args, ["serve", "--max-num-seqs=4", "--model", "a_b", "--", "--enable-lora"]);
         assert!(notes.is_empty());
-        assert_eq!(
-            translated(&["--tensor-parallel-size"]),
-            Err("--tensor-parallel-size lacks its value".to_owned())
-        );
+        for args in [&["--tensor-parallel-size"][..], &["--tensor-parallel-size", "--print-config"]]
+        {
+            assert_eq!(translated(args), Err("--tensor-parallel-size lacks its value".to_owned()));
+        }
     }
 }

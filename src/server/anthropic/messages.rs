@@ -50,7 +50,7 @@ async fn answer(
     let ignored = Ignored::of(&app, fields)?;
     let stream = common.delivery.stream;
     let mut message = Message::submit(&app, model, name.id.clone(), &conversation, common)?;
-    message.answers.begin(app.patience()).await?;
+    message.answers.begin(app.wait_for_headers()).await?;
     let response = if stream {
         sse::response(message, app.config.sse_keep_alive)
     } else {

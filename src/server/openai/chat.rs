@@ -53,7 +53,7 @@ async fn answer(
     common.request.constraint = constraint;
     let ignored = Ignored::of(&app, fields)?;
     let mut chat = Chat::submit(&app, model, name, &conversation, common)?;
-    chat.answers.begin(app.patience()).await?;
+    chat.answers.begin(app.wait_for_headers()).await?;
     let response = if chat.envelope.delivery.stream {
         sse::response(Chunks::new(chat, String::new()), app.config.sse_keep_alive)
     } else {

@@ -75,7 +75,7 @@ async fn answer(
     let prompts: Vec<Encoded> = prompts.collect::<Result<_, _>>()?;
     check_entries(&prompts, common.request.n, echo)?;
     let mut completion = Completion::submit(&app, model, name, prompts, common, echo)?;
-    completion.answers.begin(app.patience()).await?;
+    completion.answers.begin(app.wait_for_headers()).await?;
     let response = if completion.envelope.delivery.stream {
         let first = completion.news_at_once();
         sse::response(Chunks::new(completion, first), app.config.sse_keep_alive)

@@ -1,0 +1,57 @@
+//! The file of `--port-file`: it is there while requests are taken, and at no other time.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file that holds the port of this server from [`PortFile::tell`] until it is dropped.
+#[derive(Debug)]
+pub struct PortFile {
+    path: PathBuf,
+    told: Option<String>,
+}
+
+impl PortFile {
+    /// Removes what an earlier server has left at `path`, and makes sure that it can be written.
+    ///
+    /// # Errors
+    /// When either cannot be done.
+    pub fn new(path: &Path) -> io::Result<PortFile> {
+        let file = PortFile { path: path.to_owned(), told: None };
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::write(file.beside(), "")?;
+        fs::remove_file(file.beside())?;
+        Ok(file)
+    }
+
+    /// Writes the port at once and whole: who waits for the file finds all of it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn tell(&mut self, port: u16) -> io::Result<()> {
+        let text = format!("{port}\n");
+        fs::write(self.beside(), &text)?;
+        fs::rename(self.beside(), &self.path)?;
+        self.told = Some(text);
+        Ok(())
+    }
+
+    /// Where it is written before it takes its place.
+    fn beside(&self) -> PathBuf {
+        let mut beside = self.path.as_os_str().to_owned();
+        beside.push(".new");
+        beside.into()
+    }
+}
+
+impl Drop for PortFile {
+    fn drop(&mut self) {
+        // Another server may have written its own since.
+        if self.told.is_some() && fs::read_to_string(&self.path).ok() == self.told {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
