@@ -1,5 +1,5 @@
-//! `deltapool bench batching`: request-level batches beside continuous ones, on the real engine, and
-//! the gain that the theory says (SEEDS.md F2 to F4).
+//! `deltapool bench batching`: request-level batches beside continuous ones, on the real engine,
+//! and the gain that the theory says (SEEDS.md F2 to F4).
 
 use std::sync::Arc;
 use std::time::Instant;
