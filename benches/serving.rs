@@ -21,7 +21,7 @@ use deltapool::config::EngineConfig;
 use deltapool::engine::Engine;
 use deltapool::models::ModelFiles;
 use deltapool::request::Request;
-use deltapool::server::{self, Bind, Place, ServedModel, ServerConfig};
+use deltapool::server::{self, Address, Bind, ServedModel, ServerConfig};
 use deltapool::text::{AnswerFormat, ChatTemplate, TextFiles, Tokenizer};
 
 const REQUESTS: usize = 200;
@@ -92,8 +92,8 @@ fn serve(engine: Engine, tokenizer: &std::sync::Arc<Tokenizer>, text: &TextFiles
         outcome.expect("it serves");
     });
     match place.recv_timeout(Duration::from_secs(60)).expect("it starts") {
-        Place::Tcp(address) => address,
-        Place::Unix(_) => unreachable!("a port was asked for"),
+        Address::Tcp(address) => address,
+        Address::Unix(_) => unreachable!("a port was asked for"),
     }
 }
 
