@@ -531,7 +531,7 @@ mod tests {
             ),
             (
                 EngineConfig { exact_prefix: true, prefix_cache: false, ..good },
-                "--exact-prefix true: nothing to act on with --no-prefix-cache",
+                "--exact-prefix: nothing to act on with --no-prefix-cache",
             ),
         ] {
             assert_eq!(config.check().unwrap_err().to_string(), message);
