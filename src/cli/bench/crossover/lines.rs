@@ -161,6 +161,7 @@ pub fn straight(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simulate::formulas;
 
     fn lines(name: &str, link_gbps: f64) -> Lines {
         let hardware = HardwareProfile::preset("h100-seed-a").expect("a preset");
@@ -223,6 +224,31 @@ mod tests {
             let slow = Lines { token_seconds: 0.01, ..lines("kimi-linear", link).linear() };
             assert!(slow.crossover().expect("it crosses") < 9.0, "{link}");
         }
+    }
+
+    #[test]
+    fn the_lines_are_the_formulas_of_the_theory() {
+        let is = |told: f64, wanted: f64| {
+            assert!((told / wanted - 1.0).abs() < 1e-9, "{told}, by formula {wanted}");
+        };
+        let hardware = HardwareProfile::preset("h100-seed-a").expect("a preset");
+        let (compute, link) = (hardware.peak_compute(), 2e9);
+        let model = ModelProfile::preset("70b-gqa").expect("a preset");
+        let (params, attention, kv) = (model.active_params, model.attention, model.kv_bytes);
+        let dense = lines("70b-gqa", 2.0);
+        let cross = formulas::dense_crossover(params, attention, kv, link, compute);
+        is(dense.crossover().expect("it crosses"), cross);
+        let recompute = formulas::recompute_seconds(params, attention, 4096.0, compute);
+        is(dense.recompute_seconds(4096.0), recompute);
+        is(dense.swap_seconds(4096.0), formulas::swap_seconds(0.0, 4096.0, kv, link));
+        let k3 = lines("k3", 2.0);
+        let (state, kv, rate) = (k3.slot_bytes, k3.kv_bytes_per_token, 4550.0);
+        let cross = formulas::hybrid_crossover(state, kv, link, rate);
+        is(k3.crossover().expect("it crosses"), cross);
+        is(k3.swap_seconds(8192.0), formulas::swap_seconds(state, 8192.0, kv, link));
+        let kept = (6144.0, 8192.0);
+        let restored = formulas::checkpoint_seconds((state, kv), kept, link, rate);
+        is(k3.restore_seconds(kept.0, kept.1), restored);
     }
 
     /// Attention makes recomputing dearer, so some length is always long enough to swap.
