@@ -1,6 +1,7 @@
 //! `deltapool simulate`: what a scheduler does and costs, without a model; one subcommand each.
 
 mod args;
+mod charts;
 mod compare;
 mod explain;
 mod report;

@@ -210,6 +210,14 @@ impl Simulation {
         Ok(run.report())
     }
 
+    /// Pages of the device.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`].
+    pub fn device_pages(&self) -> Result<usize, SimulationError> {
+        Ok(self.layouts()?.0.pages)
+    }
+
     fn sizes(&self, memory_bytes: usize, max_zero_byte_slots: usize) -> TierSizes {
         let model = &self.timing.model;
         TierSizes {

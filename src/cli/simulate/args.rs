@@ -153,6 +153,9 @@ pub struct OutputArgs {
     /// Write a line of JSON for each step.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Draw who is where over time, or what a sweep changes, as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// Say nothing on standard error but errors.
     #[arg(short, long)]
     pub quiet: bool,

@@ -11,6 +11,7 @@ use clap::builder::PossibleValuesParser;
 use super::args::{
     MachineArgs, OutputArgs, RuleArgs, parse_above_0, parse_from_0, simulation, usage,
 };
+use super::charts::Timeline;
 use super::report::Shown;
 use crate::cli::CliError;
 use crate::cli::limits::parse_tokens;
@@ -183,12 +184,20 @@ pub fn replay(args: &ReplayArgs) -> Result<(), CliError> {
 fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Result<(), CliError> {
     let target = output.json.target();
     let mut trace = output.trace.as_deref().map(Trace::new).transpose()?;
+    let mut timeline = Timeline::default();
+    let pages = simulation.device_pages().map_err(usage)?;
     let report = simulate(simulation, traffic, output.quiet, &mut |line| {
         if let Some(trace) = &mut trace {
             trace.write(line);
         }
+        if output.svg.is_some() {
+            timeline.note(line, pages);
+        }
     })?;
     trace.map_or(Ok(()), Trace::end)?;
+    if let Some(path) = &output.svg {
+        timeline.chart(&report.header.traffic).write_svg(path)?;
+    }
     target.write(&serde_json::to_value(&report).expect("a report is plain data"))?;
     if target != JsonTarget::Output {
         print(&Shown(&report).to_string())?;

@@ -6,6 +6,7 @@ use clap::{Args, Parser};
 use serde_json::{Map, Value, json};
 
 use super::args::{simulation, usage};
+use super::charts;
 use super::run::{RunArgs, simulate};
 use crate::cli::CliError;
 use crate::cli::output::{JsonTarget, print};
@@ -54,19 +55,47 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     let all = combinations(&axes);
     let cells = all.iter().map(|settings| parse(settings)).collect::<Result<Vec<_>, CliError>>()?;
     let target = cells.first().map_or(JsonTarget::None, |cell| cell.output.json.target());
-    let mut rows = Vec::new();
+    let mut reports = Vec::new();
     for (settings, cell) in all.iter().zip(&cells) {
         let simulation = simulation(&cell.machine, &cell.rules, &cell.output)?;
         let traffic = cell.traffic.traffic();
         let report = simulate(&simulation, &traffic, cell.output.quiet, &mut |_| {})?;
         if target != JsonTarget::Output {
-            print(&row(settings, &report, rows.is_empty()))?;
+            print(&row(settings, &report, reports.is_empty()))?;
         }
+        reports.push(report);
+    }
+    draw(&axes, &reports, &cells[0], &target)?;
+    let rows = all.iter().zip(&reports).map(|(settings, report)| {
         let settings: Map<String, Value> =
             settings.iter().map(|(flag, value)| (flag.clone(), value.as_str().into())).collect();
-        rows.push(json!({ "settings": settings, "report": report }));
+        json!({ "settings": settings, "report": report })
+    });
+    target.write(&Value::Array(rows.collect()))
+}
+
+/// Draws what a sweep of one number changed, where that is asked for or seen.
+fn draw(
+    axes: &[(String, Vec<String>)],
+    reports: &[Report],
+    cell: &RunArgs,
+    target: &JsonTarget,
+) -> Result<(), CliError> {
+    let chart = match axes {
+        [(flag, values)] => charts::of_sweep(flag, values, reports),
+        _ => None,
+    };
+    if let Some(chart) = chart.as_ref().filter(|_| *target != JsonTarget::Output) {
+        let (width, height) = charts::TEXT_SIZE;
+        print(&format!("\n{}", chart.text(width, height)))?;
     }
-    target.write(&Value::Array(rows))
+    match (&cell.output.svg, chart) {
+        (None, _) => Ok(()),
+        (Some(path), Some(chart)) => chart.write_svg(path),
+        (Some(_), None) => {
+            Err(usage("--svg: a sweep of one flag over three numbers or more is drawn"))
+        }
+    }
 }
 
 fn axis(text: &str) -> Result<(String, Vec<String>), CliError> {
