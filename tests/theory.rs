@@ -13,5 +13,7 @@ mod command;
 mod models;
 #[path = "theory/sampled.rs"]
 mod sampled;
+#[path = "theory/simulate.rs"]
+mod simulate;
 #[path = "theory/steps.rs"]
 mod steps;
