@@ -16,27 +16,13 @@ use crate::config::{
 use crate::engine::EngineLimits;
 use crate::scheduler::Cost;
 
-/// Limits of an engine, and what it does when memory runs short.
+/// Rules of the scheduler: the same for an engine and for a simulation.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Memory and scheduling")]
-pub struct EngineArgs {
-    /// Memory of sequences that run: bytes (64MiB, 8GB), or a percentage of what is free after the
-    /// weights.
-    #[arg(long, value_name = "SIZE", default_value = "25%")]
-    pub device_memory: MemorySize,
-    /// Memory of sequences that were pushed out; with 0 they are computed again instead.
-    #[arg(long, value_name = "SIZE", default_value = "25%")]
-    pub host_memory: MemorySize,
+pub struct RuleArgs {
     /// Most sequences on the device at once; default: 256, or the tokens of a step.
     #[arg(long, value_name = "N")]
     pub max_num_seqs: Option<usize>,
-    /// Most tokens of a sequence, prompt and answer together; default: the model's context, or what
-    /// the device memory holds for one. 32k is 32,000 and 32K is 32,768; m and M as well.
-    #[arg(long, value_name = "N", value_parser = parse_tokens)]
-    pub max_model_len: Option<usize>,
-    /// Most tokens to compute in one step, 64 or more.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
-    pub max_num_batched_tokens: usize,
     /// Tokens that the first prompt of a step may take whatever the others take; a multiple of 64.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_PREFILL_FLOOR)]
     pub prefill_floor: usize,
@@ -86,6 +72,56 @@ pub struct EngineArgs {
         allow_negative_numbers = true
     )]
     pub watermark: f64,
+    /// Keep nothing for later requests that begin alike.
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
+    #[arg(long, value_name = "N")]
+    pub checkpoint_every: Option<usize>,
+}
+
+impl RuleArgs {
+    /// `config` with these rules.
+    pub fn apply(&self, config: EngineConfig) -> EngineConfig {
+        EngineConfig {
+            max_num_seqs: self.max_num_seqs,
+            prefill_floor: self.prefill_floor,
+            policy: self.scheduling_policy,
+            sjf_ageing: self.sjf_aging,
+            batching: self.batching,
+            reserve_long: self.reserve_long,
+            long_prompt: self.long_prompt,
+            slo_itl: self.slo_itl_ms,
+            preempt: self.preempt,
+            watermark_percent: self.watermark,
+            prefix_cache: !self.no_prefix_cache,
+            checkpoint_every: self.checkpoint_every,
+            ..config
+        }
+    }
+}
+
+/// Limits of an engine, and what it does when memory runs short.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Memory and scheduling")]
+pub struct EngineArgs {
+    /// Memory of sequences that run: bytes (64MiB, 8GB), or a percentage of what is free after the
+    /// weights.
+    #[arg(long, value_name = "SIZE", default_value = "25%")]
+    pub device_memory: MemorySize,
+    /// Memory of sequences that were pushed out; with 0 they are computed again instead.
+    #[arg(long, value_name = "SIZE", default_value = "25%")]
+    pub host_memory: MemorySize,
+    /// Most tokens of a sequence, prompt and answer together; default: the model's context, or what
+    /// the device memory holds for one. 32k is 32,000 and 32K is 32,768; m and M as well.
+    #[arg(long, value_name = "N", value_parser = parse_tokens)]
+    pub max_model_len: Option<usize>,
+    /// Most tokens to compute in one step, 64 or more.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
+    pub max_num_batched_tokens: usize,
+    /// Who is served when, who leaves and what is kept.
+    #[command(flatten)]
+    pub rules: RuleArgs,
     /// GB per second between device and host, for --preempt auto; default: as `calibrate`
     /// found for this model, or else measured.
     #[arg(long, value_name = "GB/S", allow_negative_numbers = true)]
@@ -94,16 +130,10 @@ pub struct EngineArgs {
     /// found for this model, or else measured.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub prefill_tokens_per_second: Option<f64>,
-    /// Keep nothing for later requests that begin alike.
-    #[arg(long)]
-    pub no_prefix_cache: bool,
     /// Go on from nothing but states that have the bits of a run from the start: not from the end
     /// of an earlier answer.
     #[arg(long)]
     pub exact_prefix: bool,
-    /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
-    #[arg(long, value_name = "N")]
-    pub checkpoint_every: Option<usize>,
     /// How states kept for reuse are stored in the host memory; what comes back from less than f32
     /// is not exact.
     #[arg(long, value_enum, value_name = "DTYPE", default_value_t = CheckpointDtype::F32)]
@@ -126,32 +156,20 @@ pub struct EngineArgs {
 impl EngineArgs {
     /// The limits that were asked for.
     pub fn config(&self, threads: usize) -> EngineConfig {
-        EngineConfig {
+        self.rules.apply(EngineConfig {
             max_num_batched_tokens: self.max_num_batched_tokens,
-            prefill_floor: self.prefill_floor,
-            max_num_seqs: self.max_num_seqs,
             max_model_len: self.max_model_len,
             device_memory: self.device_memory,
             host_memory: self.host_memory,
-            watermark_percent: self.watermark,
-            policy: self.scheduling_policy,
-            sjf_ageing: self.sjf_aging,
-            batching: self.batching,
-            reserve_long: self.reserve_long,
-            long_prompt: self.long_prompt,
-            slo_itl: self.slo_itl_ms,
-            preempt: self.preempt,
             link_bytes_per_second: self.link_gbps.map(|gb| gb * 1e9),
             prefill_tokens_per_second: self.prefill_tokens_per_second,
-            pair_seconds: None,
             park_every: self.park_every,
-            prefix_cache: !self.no_prefix_cache,
             exact_prefix: self.exact_prefix,
-            checkpoint_every: self.checkpoint_every,
             checkpoint_dtype: self.checkpoint_dtype,
             audit_percent: self.audit,
             threads,
-        }
+            ..EngineConfig::default()
+        })
     }
 }
 
@@ -169,7 +187,7 @@ pub fn parse_tokens(text: &str) -> Result<usize, String> {
 }
 
 /// Milliseconds, above 0.
-pub fn parse_milliseconds(text: &str) -> Result<Duration, String> {
+fn parse_milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     let duration = Duration::try_from_secs_f64(milliseconds / 1e3);
     let duration = duration.ok().filter(|duration| !duration.is_zero());

@@ -1,18 +1,14 @@
 //! On what a simulation runs and by which rules: the flags that its commands share.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 
 use crate::cli::CliError;
 use crate::cli::common::JsonArgs;
-use crate::cli::limits::{parse_milliseconds, parse_tokens};
+use crate::cli::limits::{RuleArgs, parse_tokens};
 use crate::cli::profiles;
-use crate::config::{
-    Batching, DEFAULT_LONG_PROMPT, DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING,
-    DEFAULT_WATERMARK_PERCENT, EngineConfig, Policy, Preempt, parse_bytes,
-};
+use crate::config::{EngineConfig, parse_bytes};
 use crate::simulate::{ModelProfile, Simulation, StepModel, Timing};
 
 /// Of the device's memory that weights leave, the part that slots and blocks take by default.
@@ -46,10 +42,10 @@ pub struct MachineArgs {
     pub grid: Option<usize>,
 }
 
-/// Rules of the scheduler, as in an engine.
+/// Memory of a simulation, its scheduler's rules, and what a step is charged for.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Memory and scheduling")]
-pub struct RuleArgs {
+pub struct SimulationArgs {
     /// Memory of slots and blocks: bytes (8GB, 64GiB); default: 90 % of what the weights leave.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub device_memory: Option<usize>,
@@ -67,62 +63,9 @@ pub struct RuleArgs {
         default_value_t = MAX_NUM_BATCHED_TOKENS
     )]
     pub max_num_batched_tokens: usize,
-    /// Most sequences on the device at once; default: 256, or the tokens of a step.
-    #[arg(long, value_name = "N")]
-    pub max_num_seqs: Option<usize>,
-    /// Tokens that the first prompt of a step may take whatever the others take.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_PREFILL_FLOOR)]
-    pub prefill_floor: usize,
-    /// Who is served first.
-    #[arg(long, value_enum, value_name = "POLICY", default_value_t = Policy::Fcfs)]
-    pub scheduling_policy: Policy,
-    /// Under sjf, seconds of prefill that a prompt is forgiven for each second it waits.
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = DEFAULT_SJF_AGEING,
-        allow_negative_numbers = true
-    )]
-    pub sjf_aging: f64,
-    /// When sequences join those that run.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Batching::Continuous)]
-    pub batching: Batching,
-    /// Places that short prompts leave free while a long one waits.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub reserve_long: usize,
-    /// Tokens from which on a prompt is long; figures are told apart by it too.
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = parse_tokens,
-        default_value_t = DEFAULT_LONG_PROMPT
-    )]
-    pub long_prompt: usize,
-    /// Keep steps so small, and sequences so few, that a token comes within so many milliseconds.
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = parse_milliseconds,
-        allow_negative_numbers = true
-    )]
-    pub slo_itl_ms: Option<Duration>,
-    /// What happens to a sequence that is pushed out of the device memory.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = Preempt::Auto)]
-    pub preempt: Preempt,
-    /// Percent of the device's pages that are kept free for sequences that run.
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        default_value_t = DEFAULT_WATERMARK_PERCENT,
-        allow_negative_numbers = true
-    )]
-    pub watermark: f64,
-    /// Keep nothing for later requests that begin alike.
-    #[arg(long)]
-    pub no_prefix_cache: bool,
-    /// Keep a state after every N tokens of a prompt besides, a multiple of 64.
-    #[arg(long, value_name = "N")]
-    pub checkpoint_every: Option<usize>,
+    /// Who is served when, who leaves and what is kept. Figures are told apart by --long-prompt.
+    #[command(flatten)]
+    pub rules: RuleArgs,
     /// A step waits for the copies between device and host that begin in it.
     #[arg(long)]
     pub no_overlap: bool,
@@ -163,7 +106,7 @@ pub struct OutputArgs {
 
 impl MachineArgs {
     /// How steps and copies are timed.
-    pub fn timing(&self, rules: &RuleArgs) -> Result<Timing, CliError> {
+    pub fn timing(&self, rules: &SimulationArgs) -> Result<Timing, CliError> {
         let mut hardware = profiles::hardware(&self.hardware)?;
         if let Some(gb) = self.link_gbps {
             (hardware.link_out, hardware.link_in) = (gb * 1e9, gb * 1e9);
@@ -188,25 +131,13 @@ impl MachineArgs {
     }
 }
 
-impl RuleArgs {
+impl SimulationArgs {
     fn config(&self) -> EngineConfig {
-        EngineConfig {
+        self.rules.apply(EngineConfig {
             max_num_batched_tokens: self.max_num_batched_tokens,
-            prefill_floor: self.prefill_floor,
-            max_num_seqs: self.max_num_seqs,
-            watermark_percent: self.watermark,
-            policy: self.scheduling_policy,
-            sjf_ageing: self.sjf_aging,
-            batching: self.batching,
-            reserve_long: self.reserve_long,
-            long_prompt: self.long_prompt,
-            slo_itl: self.slo_itl_ms,
-            preempt: self.preempt,
-            prefix_cache: !self.no_prefix_cache,
-            checkpoint_every: self.checkpoint_every,
             threads: 1,
             ..EngineConfig::default()
-        }
+        })
     }
 
     /// Bytes of slots and blocks on the device.
@@ -239,7 +170,7 @@ impl RuleArgs {
 /// A simulation by these flags.
 pub fn simulation(
     machine: &MachineArgs,
-    rules: &RuleArgs,
+    rules: &SimulationArgs,
     output: &OutputArgs,
 ) -> Result<Simulation, CliError> {
     let timing = machine.timing(rules)?;

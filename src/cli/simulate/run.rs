@@ -9,7 +9,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use super::args::{
-    MachineArgs, OutputArgs, RuleArgs, parse_above_0, parse_from_0, simulation, usage,
+    MachineArgs, OutputArgs, SimulationArgs, parse_above_0, parse_from_0, simulation, usage,
 };
 use super::charts::Timeline;
 use super::report::Shown;
@@ -38,7 +38,7 @@ pub struct RunArgs {
     pub machine: MachineArgs,
     /// By which rules.
     #[command(flatten)]
-    pub rules: RuleArgs,
+    pub rules: SimulationArgs,
     /// What comes of it.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -139,7 +139,7 @@ pub struct ReplayArgs {
     pub machine: MachineArgs,
     /// By which rules.
     #[command(flatten)]
-    pub rules: RuleArgs,
+    pub rules: SimulationArgs,
     /// What comes of it.
     #[command(flatten)]
     pub output: OutputArgs,
