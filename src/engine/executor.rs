@@ -107,8 +107,8 @@ impl CpuExecutor {
         &self.arena
     }
 
-    /// The bytes behind the units of device and host, and the working memory, to be poisoned by
-    /// tests.
+    /// The bytes behind the units of device and host, and the working memory, to be poisoned where
+    /// something is to prove that it reads none of them.
     pub fn memory_mut(&mut self) -> (&mut Arena, &mut Arena, &mut Workspace) {
         (&mut self.arena, &mut self.host, &mut self.work)
     }

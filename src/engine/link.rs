@@ -44,6 +44,11 @@ impl<E: Executor> LinkExecutor<E> {
         }
     }
 
+    /// The executor behind the link.
+    pub fn inner_mut(&mut self) -> &mut E {
+        &mut self.inner
+    }
+
     /// Bytes that were copied to the host, and back, since this was asked last.
     pub fn take_moved(&mut self) -> [u64; 2] {
         std::mem::take(&mut self.moved)

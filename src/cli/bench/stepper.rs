@@ -12,6 +12,9 @@ use crate::engine::{RequestId, StepRecord};
 use crate::request::{FinishReason, Request, SamplingParams};
 use crate::scheduler::SchedulerStats;
 
+/// Not a number, as an f32 and as two bf16 values.
+const POISON: f32 = f32::from_bits(0x7fc0_7fc0);
+
 /// An engine's loop, and what its requests were answered so far.
 pub struct Stepper {
     core: Core<LinkExecutor<CpuExecutor>>,
@@ -112,14 +115,23 @@ impl Stepper {
         }
     }
 
-    /// Gives the state of a request up and computes the first `tokens` tokens of its prompt again;
-    /// returns the seconds that takes.
+    /// Gives the state of a request that runs alone up and computes the first `tokens` tokens of
+    /// its prompt again; returns the seconds that takes.
     ///
     /// # Errors
     /// As [`Stepper::compute`].
     pub fn recompute(&mut self, id: RequestId, tokens: usize) -> Result<f64, CliError> {
+        self.poison_device();
         self.core.recompute(id);
         self.compute(tokens)
+    }
+
+    /// Makes the device's memory not-a-number while nothing on it is needed: the units that come
+    /// back are mostly those that were given up, and their old bytes would hide what was not copied
+    /// or computed.
+    fn poison_device(&mut self) {
+        let (device, ..) = self.core.executor_mut().inner_mut().memory_mut();
+        device.f32s_mut(0, device.bytes() / size_of::<f32>()).fill(POISON);
     }
 
     /// Copies the state of a request that runs alone out and in.
@@ -130,6 +142,7 @@ impl Stepper {
         self.core.executor_mut().take_moved();
         self.core.park(id);
         let out_seconds = self.transfer(|stats| stats.parked)?;
+        self.poison_device();
         let in_seconds = self.transfer(|stats| stats.returned)?;
         Ok(Swap { out_seconds, in_seconds, bytes: self.core.executor_mut().take_moved() })
     }
