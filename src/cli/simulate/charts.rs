@@ -21,14 +21,12 @@ pub fn of_sweep(flag: &str, values: &[String], reports: &[Report]) -> Option<Cha
     if points.len() < 3 {
         return None;
     }
-    let figures: [(&str, fn(&Report) -> f64); 4] = [
-        ("TTFT P99", |report| report.latency.ttft.p99),
-        ("TTFT P50", |report| report.latency.ttft.p50),
-        ("ITL P99", |report| report.latency.itl.p99),
-        ("ITL P50", |report| report.latency.itl.p50),
-    ];
-    let series = figures.into_iter().enumerate().map(|(colour, (name, figure))| {
-        let of = |(x, report): &(f64, &Report)| (*x, 1e3 * figure(report));
+    let names = ["TTFT P99", "TTFT P50", "ITL P99", "ITL P50"];
+    let series = names.into_iter().enumerate().map(|(colour, name)| {
+        let of = |(x, report): &(f64, &Report)| {
+            let (ttft, itl) = (report.latency.ttft, report.latency.itl);
+            (*x, 1e3 * [ttft.p99, ttft.p50, itl.p99, itl.p50][colour])
+        };
         // What is 0 has no place on a logarithmic axis.
         let points = points.iter().map(of).filter(|point| point.1 > 0.0).collect();
         Series { name: name.to_owned(), mark: Mark::Line, colour, points }
