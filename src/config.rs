@@ -418,12 +418,11 @@ impl EngineConfig {
             let every =
                 self.checkpoint_every.map(|every| ("--checkpoint-every", every.to_string()));
             let exact = self.exact_prefix.then(|| ("--exact-prefix", String::new()));
-            let audit = self.audit_percent;
-            let audit = (audit > 0.0).then(|| ("--audit", format!("{audit}%")));
+            // An audit looks at what comes back from being pushed out as well.
             let dtype = self.checkpoint_dtype.as_str();
             let packed = (self.checkpoint_dtype != CheckpointDtype::F32)
                 .then(|| ("--checkpoint-dtype", dtype.to_owned()));
-            if let Some((flag, value)) = every.or(exact).or(packed).or(audit) {
+            if let Some((flag, value)) = every.or(exact).or(packed) {
                 let reason = "nothing to act on with --no-prefix-cache";
                 return Err(InvalidLimit::new(flag, value, reason));
             }

@@ -463,7 +463,7 @@ fn limits_that_cannot_work_are_refused_at_the_start_with_one_that_would() {
         (&["--host-memory", "101%"], "101% of the free memory; 0% to 100% can be had"),
         (&["--audit", "often"], "\"often\" is no percentage"),
         (&["--preempt", "never"], "[possible values: auto, swap, recompute]"),
-        (&["--scheduling-policy", "lifo"], "[possible values: fcfs, priority]"),
+        (&["--scheduling-policy", "lifo"], "[possible values: fcfs, priority, sjf, fair]"),
         (&["--json"], "--json prints to standard output, where the answers go"),
     ] {
         let ran = run(&[&["batch", "-i", "-"], args].concat());

@@ -132,10 +132,16 @@ impl Ledger {
         }
     }
 
-    /// Takes an event of a request; true when the request has ended.
-    pub fn note_event(&mut self, index: usize, event: &Event, now: Duration) -> bool {
+    /// Takes an event of a request that came of a step from `start` to `now`; true when the request
+    /// has ended.
+    pub fn note_event(
+        &mut self,
+        index: usize,
+        event: &Event,
+        (start, now): (Duration, Duration),
+    ) -> bool {
         let kept = &mut self.requests[index];
-        kept.started.get_or_insert(now);
+        kept.started.get_or_insert(start);
         if event.token.is_some() {
             match kept.first_token {
                 None => kept.first_token = Some(now),
@@ -151,10 +157,6 @@ impl Ledger {
         kept.has_ended = true;
         kept.preemptions = finish.figures.preemptions;
         kept.recomputed_tokens = finish.figures.recomputed_tokens;
-        if let (Some(queue), Some(arrived)) = (finish.figures.queue, kept.arrived) {
-            // From submit, which comes with the first step after the arrival.
-            kept.started = Some(arrived + queue);
-        }
         self.ended += 1;
         true
     }

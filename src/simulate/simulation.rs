@@ -374,7 +374,7 @@ impl<'s> Running<'s> {
         let has_computed = self.core.executor_mut().last_cost().is_some();
         self.ledger.note_step(&step, &occupancy, now - start, has_computed);
         for (id, event) in events {
-            if self.ledger.note_event(id.0 as usize, &event, now) {
+            if self.ledger.note_event(id.0 as usize, &event, (start, now)) {
                 self.core.executor_mut().forget(id.0);
             }
         }

@@ -85,7 +85,6 @@ fn what_is_wrong_is_told_with_its_place_and_the_code_of_wrong_usage() {
         ("", &["--max-num-seqs", "0", "--print-config"], &[], "error: --max-num-seqs 0: 1 to 512".into()),
         ("", &["--uds", "s", "--port", "1", "--print-config"], &[], "error: --uds is instead of --host and --port".into()),
         ("", &["--exact-prefix", "--no-prefix-cache"], &[], "error: --exact-prefix: nothing to act on".into()),
-        ("", &["--audit", "5%", "--no-prefix-cache"], &[], "error: --audit 5%: nothing to act on".into()),
         ("", &["--device-memory", "0.9"], &[], "error: invalid value '0.9' for '--device-memory <SIZE>': a part of what is free is a percentage: 90%".into()),
         ("", &["--allowed-host", "foo.example:80"], &[], "error: invalid value 'foo.example:80' for '--allowed-host <HOST>': a name or an address alone".into()),
         ("", &["--port", "-1"], &[], "error: invalid value '-1' for '--port <PORT>'".into()),
