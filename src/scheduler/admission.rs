@@ -140,7 +140,8 @@ impl Scheduler {
         let is_long = |id: &&SequenceId| self.sequences[*id].ticket.is_long;
         let long = self.running.iter().filter(is_long).count();
         // One place at least is for all.
-        let places = reserve.places.saturating_sub(long).min(self.max_num_seqs() - 1);
+        let most = self.max_num_seqs().saturating_sub(1);
+        let places = reserve.places.saturating_sub(long).min(most);
         self.max_num_seqs().saturating_sub(self.on_device()) <= places
     }
 
