@@ -3,6 +3,7 @@
 mod batching;
 mod crossover;
 pub(super) mod ids;
+pub(super) mod line;
 mod machine;
 mod reuse;
 pub(super) mod speed;

@@ -88,21 +88,20 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
 
 /// A new file beside `path`, with its folder: what is written there replaces the old one at once.
 fn draft(path: &Path) -> Result<PathBuf, CliError> {
-    let named = |path: &Path, source| CliError::File { path: path.display().to_string(), source };
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(|source| named(folder, source))?;
+        fs::create_dir_all(folder).map_err(|source| CliError::file(folder, source))?;
     }
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
     let draft = PathBuf::from(draft);
-    fs::write(&draft, "").map_err(|source| named(path, source))?;
+    fs::write(&draft, "").map_err(|source| CliError::file(path, source))?;
     Ok(draft)
 }
 
 fn save(hardware: &HardwareProfile, draft: &Path, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(hardware).expect("a profile is numbers and names");
     let written = fs::write(draft, text + "\n").and_then(|()| fs::rename(draft, path));
-    written.map_err(|source| CliError::File { path: path.display().to_string(), source })
+    written.map_err(|source| CliError::file(path, source))
 }
 
 /// The model of a folder, or the one in the binary, as the simulator knows it.

@@ -76,8 +76,7 @@ impl Chart {
     /// A file that cannot be written, by its name.
     pub fn write_svg(&self, path: &Path) -> Result<(), CliError> {
         let svg = svg::draw(self).map_err(CliError::Failed)?;
-        fs::write(path, svg)
-            .map_err(|source| CliError::File { path: path.display().to_string(), source })
+        fs::write(path, svg).map_err(|source| CliError::file(path, source))
     }
 
     /// Where the points of `series` lie that can be drawn.

@@ -1,6 +1,7 @@
 //! Why a command failed, and the exit code that says so.
 
 use std::io;
+use std::path::Path;
 
 use crate::cli::inspect::InspectError;
 use crate::engine::{EngineError, SubmitError};
@@ -87,6 +88,11 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// The fault of a file.
+    pub fn file(path: &Path, source: io::Error) -> CliError {
+        CliError::File { path: path.display().to_string(), source }
+    }
+
     /// Exit code of wrong usage.
     pub const USAGE: u8 = 2;
 

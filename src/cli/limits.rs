@@ -186,6 +186,12 @@ pub fn parse_tokens(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).ok_or_else(|| "more tokens than can be counted".to_owned())
 }
 
+/// As [`parse_tokens`], but not 0.
+pub fn at_least_one_token(text: &str) -> Result<usize, String> {
+    let tokens = parse_tokens(text)?;
+    if tokens > 0 { Ok(tokens) } else { Err("1 or more".to_owned()) }
+}
+
 /// Milliseconds, above 0.
 fn parse_milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;

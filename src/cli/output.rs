@@ -38,8 +38,9 @@ impl JsonTarget {
         match self {
             JsonTarget::None => Ok(()),
             JsonTarget::Output => print(&line),
-            JsonTarget::File(path) => fs::write(path, line)
-                .map_err(|source| CliError::File { path: path.display().to_string(), source }),
+            JsonTarget::File(path) => {
+                fs::write(path, line).map_err(|source| CliError::file(path, source))
+            }
         }
     }
 }

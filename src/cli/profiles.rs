@@ -106,10 +106,8 @@ fn is_this_machine(made: &Calibration, machine: &Machine, threads: usize) -> boo
 /// The limits with the rates of a profile, but for those that were given.
 fn with_rates(config: EngineConfig, profile: &HardwareProfile) -> EngineConfig {
     let Some(made) = &profile.calibration else { return config };
-    // One rate for both ways: a swap takes as long by it.
-    let link = 2.0 / (1.0 / profile.link_out + 1.0 / profile.link_in);
     EngineConfig {
-        link_bytes_per_second: config.link_bytes_per_second.or(Some(link)),
+        link_bytes_per_second: config.link_bytes_per_second.or(Some(profile.link())),
         prefill_tokens_per_second: config
             .prefill_tokens_per_second
             .or(Some(made.prefill_tokens_per_second)),

@@ -91,8 +91,7 @@ pub fn default_max_tokens(prompt_tokens: usize, limit: usize) -> usize {
 }
 
 fn read_file(path: &Path) -> Result<String, CliError> {
-    fs::read_to_string(path)
-        .map_err(|source| CliError::File { path: path.display().to_string(), source })
+    fs::read_to_string(path).map_err(|source| CliError::file(path, source))
 }
 
 fn read_input(sources: &str) -> Result<String, CliError> {

@@ -254,7 +254,7 @@ impl<E: Executor> Core<E> {
             let plan = self.scheduler.plan(start);
             let number = self.last_step.number + 1;
             let mut record = StepRecord::of(number, &plan, self.scheduler.blocked());
-            let load = StepLoad::of(&plan);
+            let load = self.control.as_ref().map(|_| StepLoad::of(&plan));
             let mut report = self.run(&plan);
             take_scores(&mut report, &plan, &self.scheduler, &mut self.records);
             self.note_occupancy();
@@ -264,7 +264,7 @@ impl<E: Executor> Core<E> {
                 self.take_token(sample, now);
             }
             record.duration = self.executor.now().saturating_sub(start);
-            if let Some(control) = &mut self.control {
+            if let (Some(control), Some(load)) = (&mut self.control, load) {
                 self.scheduler.set_caps(control.note(load, record.duration));
             }
             self.stats.steps.note(&record);

@@ -1,4 +1,5 @@
-//! A link between the tiers that is watched, and that may be slower than the machine's.
+//! The link between the tiers as a matter of time: a queue each way. [`LinkExecutor`] watches a real
+//! one and may slow it; a modelled executor has no other.
 
 use std::hint::spin_loop;
 use std::thread;
@@ -12,6 +13,54 @@ use crate::scheduler::{Direction, StepReport, TransferId};
 /// What is left of a wait when sleeping ends and spinning begins: the system wakes us late.
 const SPIN: Duration = Duration::from_micros(200);
 
+/// Transfers under way over a link whose ways do not hinder each other, and when each arrives.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// When each way is free again: out, in.
+    free_at: [Duration; 2],
+    due: Vec<(Duration, TransferId)>,
+}
+
+impl Link {
+    /// Carries a transfer that takes so much `time`, behind those of its direction, from `now` on
+    /// at the earliest; returns when it arrives.
+    pub fn carry(
+        &mut self,
+        id: TransferId,
+        direction: Direction,
+        time: Duration,
+        now: Duration,
+    ) -> Duration {
+        let free_at = &mut self.free_at[way(direction)];
+        *free_at = (*free_at).max(now).saturating_add(time);
+        self.due.push((*free_at, id));
+        *free_at
+    }
+
+    /// When the first of those under way arrives.
+    pub fn first_arrival(&self) -> Option<Duration> {
+        self.due.iter().map(|due| due.0).min()
+    }
+
+    /// Those that have arrived by `now`, in the order in which they were sent.
+    pub fn arrived(&mut self, now: Duration) -> impl Iterator<Item = TransferId> {
+        self.due.extract_if(.., move |due| due.0 <= now).map(|due| due.1)
+    }
+
+    /// Those that failed do not arrive.
+    fn forget(&mut self, failed: &[TransferId]) {
+        self.due.retain(|(_, id)| !failed.contains(id));
+    }
+}
+
+/// The number of a way in lists: out, in.
+pub fn way(direction: Direction) -> usize {
+    match direction {
+        Direction::Out => 0,
+        Direction::In => 1,
+    }
+}
+
 /// An executor whose transfers are counted and, where a rate is set, take as long as they would
 /// over a link of that rate.
 ///
@@ -23,10 +72,7 @@ const SPIN: Duration = Duration::from_micros(200);
 pub struct LinkExecutor<E> {
     inner: E,
     bytes_per_second: Option<f64>,
-    /// When the link of each direction is free again.
-    free_at: [Duration; 2],
-    /// Transfers under way, and when each arrives.
-    due: Vec<(Duration, TransferId)>,
+    link: Link,
     moved: [u64; 2],
     busy: Duration,
 }
@@ -37,8 +83,7 @@ impl<E: Executor> LinkExecutor<E> {
         LinkExecutor {
             inner,
             bytes_per_second,
-            free_at: [Duration::ZERO; 2],
-            due: Vec::new(),
+            link: Link::default(),
             moved: [0; 2],
             busy: Duration::ZERO,
         }
@@ -63,27 +108,12 @@ impl<E: Executor> LinkExecutor<E> {
     /// Notes what the link has to carry, from `start` on.
     fn load(&mut self, jobs: &[Job], start: Duration) {
         for job in jobs {
-            let way = match job.direction {
-                Direction::Out => 0,
-                Direction::In => 1,
-            };
-            self.moved[way] += job.bytes() as u64;
+            self.moved[way(job.direction)] += job.bytes() as u64;
             if let Some(rate) = self.bytes_per_second {
                 let time = Duration::from_secs_f64(job.bytes() as f64 / rate);
-                let arrival = self.free_at[way].max(start).saturating_add(time);
-                self.free_at[way] = arrival;
-                self.due.push((arrival, job.id));
+                self.link.carry(job.id, job.direction, time, start);
             }
         }
-    }
-
-    /// Transfers that have arrived by now.
-    fn arrived(&mut self) -> Vec<TransferId> {
-        let now = self.inner.now();
-        let (arrived, due) = self.due.drain(..).partition(|(arrival, _)| *arrival <= now);
-        self.due = due;
-        let arrived: Vec<(Duration, TransferId)> = arrived;
-        arrived.into_iter().map(|(_, id)| id).collect()
     }
 
     fn wait_until(&self, moment: Duration) {
@@ -102,12 +132,12 @@ impl<E: Executor> Executor for LinkExecutor<E> {
         self.load(&jobs, start);
         let mut report = self.inner.step(batch, jobs, draws);
         if self.bytes_per_second.is_some() {
-            self.due.retain(|(_, id)| !report.failed.contains(id));
+            self.link.forget(&report.failed);
             let is_idle = batch.rows() == 0 && batch.logits.is_empty();
-            if let Some(first) = self.due.iter().map(|due| due.0).min().filter(|_| is_idle) {
+            if let Some(first) = self.link.first_arrival().filter(|_| is_idle) {
                 self.wait_until(first);
             }
-            report.finished = self.arrived();
+            report.finished = self.link.arrived(self.inner.now()).collect();
         }
         report.duration = self.inner.now().saturating_sub(start);
         self.busy += report.duration;

@@ -131,6 +131,7 @@ impl Scheduler {
             })
         });
         Scheduler {
+            fairness: (limits.policy == Policy::Fair).then(Fairness::default),
             limits,
             tree,
             demotions: Vec::new(),
@@ -143,7 +144,6 @@ impl Scheduler {
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: Queue::default(),
-            fairness: None,
             caps: Caps::default(),
             is_closed: false,
             waiting_tokens: 0,
@@ -201,7 +201,7 @@ impl Scheduler {
         let known = self.look_up(leader).usable.map_or(0, |usable| usable.position);
         self.sequence_mut(leader).backlog = tokens.len().saturating_sub(known);
         self.waiting_tokens += tokens.len().saturating_sub(known);
-        let ticket = self.ticket(prompt, known);
+        let ticket = self.ticket(prompt, known, program.as_ref());
         self.sequence_mut(leader).ticket = ticket;
         self.start_waiting(leader);
         Ok(ids)
@@ -376,8 +376,9 @@ impl Scheduler {
     /// # Panics
     /// When the report names what was not planned.
     pub fn commit(&mut self, mut plan: StepPlan, report: &StepReport) {
-        let rows = plan.spans.iter().map(|span| span.rows).sum();
-        self.fairness.iter_mut().for_each(|fairness| fairness.serve(rows));
+        if let Some(fairness) = &mut self.fairness {
+            fairness.serve(plan.spans.iter().map(|span| span.rows).sum());
+        }
         for span in &plan.spans {
             if self.advance_shadow(span.sequence, span.rows) {
                 continue;
@@ -444,7 +445,7 @@ impl Scheduler {
     }
 
     /// What a prompt of which `known` tokens are kept is ranked by.
-    fn ticket(&mut self, prompt: &Prompt<'_>, known: usize) -> Ticket {
+    fn ticket(&mut self, prompt: &Prompt<'_>, known: usize, program: Option<&Arc<str>>) -> Ticket {
         let tokens = prompt.tokens.len();
         let is_long = self.limits.reserve_long.is_some_and(|long| tokens >= long.prompt_tokens);
         match self.limits.policy {
@@ -454,10 +455,9 @@ impl Scheduler {
                 Ticket::by_cost(cost, self.limits.sjf_ageing, prompt.submitted, is_long)
             }
             Policy::Fair => {
-                let program = prompt.program_id.map(Arc::from);
                 let tokens = (tokens + prompt.max_tokens).saturating_mul(prompt.choices);
-                let fairness = self.fairness.get_or_insert_default();
-                let start = fairness.submit(program.as_ref(), prompt.choices, tokens);
+                let fairness = self.fairness.as_mut().expect("the policy has programs");
+                let start = fairness.submit(program, prompt.choices, tokens);
                 Ticket::by_key(key_of(start / 1e3), is_long)
             }
         }

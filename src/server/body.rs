@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::app::{App, Shared};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::guard::{self, RequestName};
 
 /// A longer body takes more than about a millisecond to parse.
 const LONG_BYTES: usize = 64 << 10;
@@ -39,6 +40,32 @@ impl FromRequest<Shared> for Body {
             }
         }
     }
+}
+
+/// What a request is called, and its body. The name is taken before all else, so that what goes
+/// wrong later is told under it.
+#[derive(Debug)]
+pub struct Named(pub RequestName, pub Fields);
+
+impl FromRequest<Shared> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Shared) -> Result<Named, ApiError> {
+        let name = request.extensions().get::<RequestName>();
+        let name = name.expect("every request is named at the door").clone();
+        let Body(mut fields) = Body::from_request(request, app).await?;
+        Ok(Named(name_of(name, &mut fields)?, fields))
+    }
+}
+
+/// The name in a header, or else in the body.
+fn name_of(name: RequestName, fields: &mut Fields) -> Result<RequestName, ApiError> {
+    let id: Option<String> = fields.take("request_id")?;
+    if id.as_ref().is_some_and(|id| !guard::is_name(id)) {
+        let message = "request_id: expected 1 to 128 printable characters without spaces";
+        return Err(ApiError::value("request_id", message));
+    }
+    Ok(name.or_of_body(id))
 }
 
 /// A web page may send plain text or a form to any server without asking first; JSON it may not.

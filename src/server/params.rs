@@ -10,7 +10,6 @@ use super::answers::Patience;
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, FromJson};
-use super::guard::{self, RequestName};
 use crate::request::{Request, SamplingParams};
 
 /// Most choices of a request.
@@ -167,20 +166,6 @@ pub fn take(app: &App, fields: &mut Fields, headers: &HeaderMap) -> Result<Commo
         delivery: delivery(app, fields)?,
         patience: patience(fields)?,
     })
-}
-
-/// What a request is called: in a header, or else in its body. It is taken before all else, so
-/// that what goes wrong later is told under this name.
-///
-/// # Errors
-/// No name, as `request_id`.
-pub fn name(name: RequestName, fields: &mut Fields) -> Result<RequestName, ApiError> {
-    let id: Option<String> = fields.take("request_id")?;
-    if id.as_ref().is_some_and(|id| !guard::is_name(id)) {
-        let message = "request_id: expected 1 to 128 printable characters without spaces";
-        return Err(ApiError::value("request_id", message));
-    }
-    Ok(name.or_of_body(id))
 }
 
 /// A prompt is cut to so many of its last tokens; to those that fit beside the answer with -1.

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::model::ModelProfile;
+
 /// What a step runs on: one accelerator, its memory and its link to the host.
 ///
 /// Units are bytes, FLOPs and seconds; a rate is per second. A peak is what a data sheet prints,
@@ -156,6 +158,27 @@ impl HardwareProfile {
                 let way = (rows - low.0) as f64 / (high.0 - low.0) as f64;
                 low.1 + way * (high.1 - low.1)
             }
+        }
+    }
+
+    /// One rate for the link both ways: a swap takes as long by it.
+    pub fn link(&self) -> f64 {
+        2.0 / (1.0 / self.link_out + 1.0 / self.link_in)
+    }
+
+    /// The same profile with a link of this rate each way.
+    pub fn with_link(self, bytes_per_second: f64) -> HardwareProfile {
+        HardwareProfile { link_out: bytes_per_second, link_in: bytes_per_second, ..self }
+    }
+
+    /// What a token of a prompt of `model` takes, and each pair of one and one before it, in
+    /// seconds (F12): by the model's own rate where it has one, attention included, or else by its
+    /// FLOPs.
+    pub fn prefill_seconds(&self, model: &ModelProfile) -> (f64, f64) {
+        let compute = self.peak_compute();
+        match model.prefill_rate {
+            Some(rate) => (1.0 / rate, 0.0),
+            None => (2.0 * model.active_params / compute, model.attention / compute),
         }
     }
 

@@ -166,34 +166,39 @@ impl Ledger {
         self.requests.iter().map(|kept| kept.last_token).max().unwrap_or_default()
     }
 
-    /// Of the requests with a long prompt, a short one, or all. None where only one kind is asked
-    /// for and there is only one.
-    pub fn latencies(&mut self, is_long: Option<bool>) -> Option<Latencies> {
+    /// Of all requests.
+    pub fn latencies(&self) -> Latencies {
+        self.latencies_of(|_| true, self.gaps.concat())
+    }
+
+    /// Of the requests with a short prompt, and with a long one, where there are both.
+    pub fn latencies_by_length(&self) -> Option<(Latencies, Latencies)> {
         let long = self.requests.iter().filter(|kept| kept.is_long).count();
-        if is_long.is_some() && (long == 0 || long == self.requests.len()) {
-            return None;
-        }
-        let is_asked = |kept: &&Kept| is_long.is_none_or(|is_long| kept.is_long == is_long);
-        let asked = || self.requests.iter().filter(is_asked);
+        let has_both = long > 0 && long < self.requests.len();
+        let of = |is_long: bool| {
+            let gaps = self.gaps[usize::from(is_long)].clone();
+            self.latencies_of(|kept| kept.is_long == is_long, gaps)
+        };
+        has_both.then(|| (of(false), of(true)))
+    }
+
+    fn latencies_of(&self, is_asked: impl Fn(&Kept) -> bool, mut gaps: Vec<f64>) -> Latencies {
+        let asked = || self.requests.iter().filter(|kept| is_asked(kept));
         let queue = |kept: &Kept| kept.started.map(|at| kept.since_arrival(at));
         let end = |kept: &Kept| kept.has_ended.then(|| kept.since_arrival(kept.last_token));
-        let mut gaps = match is_long {
-            Some(is_long) => self.gaps[usize::from(is_long)].clone(),
-            None => self.gaps.concat(),
-        };
-        Some(Latencies {
+        Latencies {
             queue: spread(asked().filter_map(queue)),
             ttft: spread(asked().filter_map(Kept::ttft)),
             tpot: spread(asked().filter_map(Kept::tpot)),
             itl: Spread::of(&mut gaps),
             e2e: spread(asked().filter_map(end)),
-        })
+        }
     }
 
-    pub fn stalls(&self) -> Stalls {
-        let mut gaps = self.gaps.concat();
-        let median = Spread::of(&mut gaps).p50;
-        let above = |times: f64| gaps.len() - gaps.partition_point(|gap| *gap <= times * median);
+    /// Gaps that are long beside the median of all.
+    pub fn stalls(&self, median: f64) -> Stalls {
+        let above =
+            |times: f64| self.gaps.iter().flatten().filter(|gap| **gap > times * median).count();
         Stalls { above_2x: above(2.0), above_5x: above(5.0), above_10x: above(10.0) }
     }
 

@@ -19,9 +19,10 @@ use super::hardware::HardwareProfile;
 use super::model::ModelProfile;
 use super::step::{StepCost, StepModel, StepWork, step_cost};
 use crate::engine::executor::{Executor, PlannedDraw};
+use crate::engine::link::{Link, way};
 use crate::engine::lower::Job;
 use crate::models::batch::Batch;
-use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport, TransferId};
+use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport};
 
 /// The token that ends an answer: beyond those of the workloads.
 pub const END_OF_ANSWER: u32 = 160_000;
@@ -89,10 +90,7 @@ pub struct Totals {
 pub struct ModelledExecutor {
     timing: Timing,
     clock: VirtualClock,
-    /// When each way of the link is free: out, in.
-    free_at: [Duration; 2],
-    /// Copies that have not been reported, and when they end.
-    copies: Vec<(TransferId, Duration)>,
+    link: Link,
     /// A step without work does not last beyond this.
     wake_at: Option<Duration>,
     /// The answer of each request, by its seed.
@@ -110,8 +108,7 @@ impl ModelledExecutor {
         ModelledExecutor {
             timing,
             clock: VirtualClock::default(),
-            free_at: [Duration::ZERO; 2],
-            copies: Vec::new(),
+            link: Link::default(),
             wake_at: None,
             answers: FxHashMap::default(),
             dead: (0, 0.0),
@@ -155,17 +152,14 @@ impl ModelledExecutor {
     /// Puts copies on the link.
     fn start(&mut self, jobs: Vec<Job>) {
         for job in jobs {
-            let bytes: usize = job.pieces.iter().map(|piece| piece.bytes).sum();
-            let hardware = &self.timing.hardware;
-            let (way, seconds) = match job.direction {
-                Direction::Out => (0, hardware.out_seconds(bytes as f64)),
-                Direction::In => (1, hardware.in_seconds(bytes as f64)),
+            let (hardware, bytes) = (&self.timing.hardware, job.bytes() as f64);
+            let seconds = match job.direction {
+                Direction::Out => hardware.out_seconds(bytes),
+                Direction::In => hardware.in_seconds(bytes),
             };
-            let start = self.free_at[way].max(self.clock.now());
-            let end = start + nanoseconds(seconds);
-            self.free_at[way] = end;
-            self.totals.link_seconds[way] += seconds;
-            self.copies.push((job.id, end));
+            self.totals.link_seconds[way(job.direction)] += seconds;
+            let (time, now) = (nanoseconds(seconds), self.clock.now());
+            let end = self.link.carry(job.id, job.direction, time, now);
             if !self.timing.overlap_copies {
                 self.clock.advance_to(end);
             }
@@ -236,12 +230,11 @@ impl Executor for ModelledExecutor {
         self.last = None;
         if batch.rows() > 0 {
             self.compute(batch);
-        } else if let Some(end) = self.copies.iter().map(|copy| copy.1).min() {
+        } else if let Some(end) = self.link.first_arrival() {
             self.clock.advance_to(self.wake_at.map_or(end, |wake| end.min(wake)));
         }
         let now = self.clock.now();
-        let ended = self.copies.extract_if(.., |copy| copy.1 <= now);
-        report.finished.extend(ended.map(|copy| copy.0));
+        report.finished.extend(self.link.arrived(now));
         for draw in draws {
             let (sequence, token) = self.token(draw);
             report.sampled.push(SampledToken { sequence, drawn: Ok(token), logprobs: None });

@@ -106,9 +106,9 @@ pub struct Header {
     /// Order of service.
     pub scheduling_policy: &'static str,
     /// When sequences join.
-    pub batching: String,
+    pub batching: &'static str,
     /// How a sequence is pushed out.
-    pub preempt: String,
+    pub preempt: &'static str,
     /// Tokens of a step.
     pub max_num_batched_tokens: usize,
     /// Sequences on the device.
@@ -210,14 +210,6 @@ impl Simulation {
         Ok(run.report())
     }
 
-    /// Pages of the device.
-    ///
-    /// # Errors
-    /// As [`Simulation::run`].
-    pub fn device_pages(&self) -> Result<usize, SimulationError> {
-        Ok(self.layouts()?.0.pages)
-    }
-
     fn sizes(&self, memory_bytes: usize, max_zero_byte_slots: usize) -> TierSizes {
         let model = &self.timing.model;
         TierSizes {
@@ -249,19 +241,13 @@ impl Simulation {
     /// What `--preempt auto` weighs, by the same constants that time the copies and the steps.
     fn cost(&self, device: &PoolLayout) -> Cost {
         let Timing { model, hardware, .. } = &self.timing;
-        let rate = |bytes: f64| 1.0 / bytes;
-        let linear = match model.prefill_rate {
-            Some(rate) => 1.0 / rate,
-            None => 2.0 * model.active_params / hardware.peak_compute(),
-        };
-        let pairs = if model.prefill_rate.is_some() { 0.0 } else { model.attention };
+        let (token_seconds, pair_seconds) = hardware.prefill_seconds(model);
         Cost {
             slot_bytes: device.slot_bytes,
             block_bytes: device.block_bytes,
-            // Half of the way there and back.
-            link_bytes_per_second: 2.0 / (rate(hardware.link_out) + rate(hardware.link_in)),
-            tokens_per_second: 1.0 / linear,
-            pair_seconds: pairs / hardware.peak_compute(),
+            link_bytes_per_second: hardware.link(),
+            tokens_per_second: 1.0 / token_seconds,
+            pair_seconds,
         }
     }
 
@@ -275,8 +261,8 @@ impl Simulation {
             model: model.name.clone(),
             step_model: step_model.to_string(),
             scheduling_policy: self.config.policy.as_str(),
-            batching: self.config.batching.as_str().to_owned(),
-            preempt: self.config.preempt.as_str().to_owned(),
+            batching: self.config.batching.as_str(),
+            preempt: self.config.preempt.as_str(),
             max_num_batched_tokens: self.config.max_num_batched_tokens,
             max_num_seqs: self.config.max_num_seqs(),
             grid: model.grid,
@@ -424,6 +410,8 @@ impl<'s> Running<'s> {
             totals.link_seconds.map(|busy| busy / seconds.max(f64::MIN_POSITIVE));
         let targets = (self.simulation.slo_ttft, self.simulation.slo_tpot);
         let occupancy = self.ledger.occupancy(stats.most_running, config.max_num_seqs());
+        let latency = self.ledger.latencies();
+        let (latency_short, latency_long) = self.ledger.latencies_by_length().unzip();
         Report {
             header: self.simulation.header(self.traffic),
             seconds,
@@ -435,10 +423,10 @@ impl<'s> Running<'s> {
             preempted,
             reuse,
             fairness: self.ledger.fairness(self.traffic),
-            stalls: self.ledger.stalls(),
-            latency_short: self.ledger.latencies(Some(false)),
-            latency_long: self.ledger.latencies(Some(true)),
-            latency: self.ledger.latencies(None).unwrap_or_default(),
+            stalls: self.ledger.stalls(latency.itl.p50),
+            latency,
+            latency_short,
+            latency_long,
         }
     }
 }

@@ -103,6 +103,12 @@ fn plan(requests: usize, arrivals: &str, prompts: &str, answers: &str) -> MadeUp
     }
 }
 
+/// Prompts of 2,048 tokens, all but the last of them in common, at once.
+fn with_common_beginning(requests: usize, answers: &str) -> Traffic {
+    let plan = plan(requests, "all", "1", answers);
+    Traffic::made_up(&MadeUp { groups: Some((1, 2_047)), ..plan })
+}
+
 /// Requests of these lengths (prompt, answer) at these seconds.
 fn requests(lengths: impl IntoIterator<Item = (f64, usize, usize)>) -> Traffic {
     let arrival = |(i, (at, prompt, answer)): (u64, (f64, usize, usize))| Arrival {
@@ -208,12 +214,7 @@ fn one_long_prompt(budget: usize) -> (f64, f64, usize) {
             config.long_prompt = 4_096;
         },
     );
-    let mut all = traffic(32, "all", "1", "900");
-    for request in &mut all.requests {
-        let own = request.prompt.clone();
-        request.prompt = [Run::new(7, 2_047)].into_iter().collect();
-        request.prompt.extend(&own);
-    }
+    let mut all = with_common_beginning(32, "900");
     all.requests.extend(requests([(ARRIVES, 8_192, 1)]).requests);
     let (report, lines) = lines(&simulation, &all);
     let mixed: Vec<&StepLine> = lines
@@ -267,13 +268,7 @@ fn a_prompt_starts_though_generating_takes_all_of_the_budget() {
             (config.max_num_seqs, config.prefix_cache) = (Some(512), true);
         },
     );
-    let mut all = traffic(512, "all", "1", "1200");
-    all.requests.remove(0);
-    for request in &mut all.requests {
-        let own = request.prompt.clone();
-        request.prompt = [Run::new(7, 2_047)].into_iter().collect();
-        request.prompt.extend(&own);
-    }
+    let mut all = with_common_beginning(511, "1200");
     all.requests.extend(requests([(60.0, 8_192, 1)]).requests);
     let (report, lines) = lines(&simulation, &all);
     let steps = lines.iter().filter(|line| line.t > 59.0 && line.prompt_tokens > 0).count();

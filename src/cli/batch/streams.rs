@@ -28,15 +28,9 @@ pub fn check_distinct(files: &[(&str, &Path)]) -> Result<(), CliError> {
     Ok(())
 }
 
-fn file_error(path: &Path, source: io::Error) -> CliError {
-    CliError::File { path: path.display().to_string(), source }
-}
-
 /// The error of a file, or of standard input.
 pub fn read_error(path: &Path, source: io::Error) -> CliError {
-    let standard = is_standard(path);
-    let path = if standard { "standard input".to_owned() } else { path.display().to_string() };
-    CliError::File { path, source }
+    CliError::file(if is_standard(path) { Path::new("standard input") } else { path }, source)
 }
 
 /// Opens a file, or standard input.
@@ -61,7 +55,7 @@ impl Output {
             return Ok(Output { file: None });
         }
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|source| file_error(path, source))?;
+        let file = file.map_err(|source| CliError::file(path, source))?;
         Ok(Output { file: Some((file, path.to_owned())) })
     }
 
@@ -70,7 +64,11 @@ impl Output {
         let Some((file, path)) = &mut self.file else { return Ok(()) };
         // A pipe or a terminal has nothing to be emptied.
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-        if is_file { file.set_len(0).map_err(|source| file_error(path, source)) } else { Ok(()) }
+        if is_file {
+            file.set_len(0).map_err(|source| CliError::file(path, source))
+        } else {
+            Ok(())
+        }
     }
 
     /// Writes a line; whoever reads along has it at once.
@@ -79,7 +77,7 @@ impl Output {
         match &mut self.file {
             None => crate::cli::output::print(&line),
             Some((file, path)) => {
-                file.write_all(line.as_bytes()).map_err(|source| file_error(path, source))
+                file.write_all(line.as_bytes()).map_err(|source| CliError::file(path, source))
             }
         }
     }

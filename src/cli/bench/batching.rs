@@ -9,7 +9,11 @@ use indicatif::ProgressBar;
 use kernels::Isa;
 use serde::Serialize;
 
+use super::ids::TokenIds;
+use super::line::Line;
+use super::speed::{advise, pool_bytes};
 use super::spread::Spread;
+use super::stepper::events;
 use super::system::Machine;
 use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
@@ -18,14 +22,14 @@ use crate::cli::output::{JsonTarget, print};
 use crate::config::{Batching, EngineConfig, MemorySize};
 use crate::engine::core::Core;
 use crate::engine::executor::CpuExecutor;
-use crate::engine::{Engine, EngineLimits, RequestId};
+use crate::engine::{Engine, RequestId};
 use crate::request::Request;
+use crate::simulate::Lengths;
 use crate::simulate::formulas::{
     effective_batch, gain_dead_slots_free, gain_dead_slots_pay, longest_exponential,
     static_efficiency,
 };
 use crate::simulate::sampling::Random;
-use crate::simulate::{Lengths, Run, Runs};
 
 /// Tokens of a prompt: little, since the theory leaves prompts out.
 const PROMPT_TOKENS: usize = 16;
@@ -65,7 +69,7 @@ struct Round {
     seconds: f64,
     tokens: Vec<Vec<u32>>,
     /// Sequences that generated in each step, and the step's seconds.
-    steps: Vec<(usize, f64)>,
+    steps: Vec<(f64, f64)>,
 }
 
 /// What was measured, and what was to be expected. Field names are the keys of the JSON form.
@@ -144,8 +148,7 @@ fn finish(bar: &ProgressBar, [fixed, joined]: &[Vec<Round>; 2]) -> Result<(), Cl
 fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<CpuExecutor>, CliError> {
     let files = Files::open(&args.common, isa)?.model;
     let longest = PROMPT_TOKENS + MOST_MEANS * args.mean_tokens;
-    let one = EngineLimits::derive(&files.spec, &EngineConfig::one_sequence(longest), None)?;
-    let bytes = args.places * one.device.arena_bytes();
+    let bytes = pool_bytes(&files, args.places, longest)?;
     let config = EngineConfig {
         batching,
         max_num_seqs: Some(args.places),
@@ -161,7 +164,7 @@ fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<CpuExe
     let (loading, show) = loading_bar(args.common.quiet);
     let core = Engine::builder(files).isa(isa).config(config).on_load(show).build_core(|e| e);
     loading.finish_and_clear();
-    Ok(core?)
+    core.map_err(|error| advise(error).into())
 }
 
 fn lengths(args: &BatchingArgs) -> Vec<usize> {
@@ -178,28 +181,22 @@ fn run_round(
     seed: u64,
     round: usize,
 ) -> Result<Round, CliError> {
-    let vocab_size = core.door().vocab_size as u32;
+    let mut ids = TokenIds::new(seed, core.door().vocab_size);
     let first = (round * lens.len()) as u64;
     for (i, len) in (0..).zip(lens) {
-        let prompt: Runs = [Run::new(seed.wrapping_add(i), PROMPT_TOKENS)].into_iter().collect();
-        let prompt = prompt.to_tokens().into_iter().map(|id| id % vocab_size).collect();
+        let prompt = ids.take(PROMPT_TOKENS);
         let request = Request { ignore_eos: true, ..Request::new(prompt, *len) };
         core.submit(RequestId(first + i), Arc::new(request), i);
     }
     let mut done = Round { tokens: vec![Vec::new(); lens.len()], ..Round::default() };
     let start = Instant::now();
     while !core.is_idle() {
-        for (id, event) in core.step() {
+        for (id, event) in events(core)? {
             done.tokens[(id.0 - first) as usize].extend(event.token);
-            if let Some(finish) = event.finish
-                && let crate::request::FinishReason::Failed(reason) = finish.reason
-            {
-                return Err(CliError::Failed(reason));
-            }
         }
         let step = core.last_step();
         if step.prompt_tokens == 0 {
-            done.steps.push((step.decoding, step.duration.as_secs_f64()));
+            done.steps.push((step.decoding as f64, step.duration.as_secs_f64()));
         }
     }
     done.seconds = start.elapsed().as_secs_f64();
@@ -209,16 +206,16 @@ fn run_round(
 fn report(args: &BatchingArgs, isa: Isa, [fixed, joined]: &[Vec<Round>; 2]) -> Report {
     let spread = |values: Vec<f64>| Spread::of(values).expect("a round at least");
     let seconds = |rounds: &[Round]| spread(rounds.iter().map(|round| round.seconds).collect());
-    let steps: Vec<(usize, f64)> =
+    let steps: Vec<(f64, f64)> =
         fixed.iter().chain(joined).flat_map(|round| round.steps.iter().copied()).collect();
     let static_steps: usize = fixed.iter().map(|round| round.steps.len()).sum();
-    let generated: usize =
+    let generated: f64 =
         fixed.iter().flat_map(|round| &round.steps).map(|(decoding, _)| decoding).sum();
     let places = args.places as f64;
-    let efficiency = generated as f64 / (places * static_steps.max(1) as f64);
+    let efficiency = generated / (places * static_steps.max(1) as f64);
     let mean = args.mean_tokens as f64;
     let predicted_efficiency = static_efficiency(mean, longest_exponential(args.places, mean));
-    let line = fit(&steps);
+    let line = Line::through(&steps);
     let gain = fixed.iter().zip(joined).map(|(fixed, joined)| fixed.seconds / joined.seconds);
     let model = args.common.model.as_ref();
     Report {
@@ -236,19 +233,12 @@ fn report(args: &BatchingArgs, isa: Isa, [fixed, joined]: &[Vec<Round>; 2]) -> R
         predicted_efficiency,
         effective_batch: effective_batch(places, efficiency),
         predicted_gain_dead_slots_pay: gain_dead_slots_pay(predicted_efficiency),
-        predicted_gain_dead_slots_free: gain_dead_slots_free(places, predicted_efficiency, line),
+        predicted_gain_dead_slots_free: gain_dead_slots_free(
+            places,
+            predicted_efficiency,
+            |sequences| line.at(sequences),
+        ),
     }
-}
-
-/// Seconds of a step as a line over its sequences, by least squares.
-fn fit(steps: &[(usize, f64)]) -> impl Fn(f64) -> f64 {
-    let count = steps.len().max(1) as f64;
-    let mean = |of: &dyn Fn(&(usize, f64)) -> f64| steps.iter().map(of).sum::<f64>() / count;
-    let (x, y) = (mean(&|step| step.0 as f64), mean(&|step| step.1));
-    let both = mean(&|step| (step.0 as f64 - x) * (step.1 - y));
-    let spread = mean(&|step| (step.0 as f64 - x).powi(2));
-    let slope = if spread > 0.0 { both / spread } else { 0.0 };
-    move |sequences| y + slope * (sequences - x)
 }
 
 fn shown(report: &Report) -> String {
@@ -276,16 +266,4 @@ fn shown(report: &Report) -> String {
         report.predicted_gain_dead_slots_free,
         report.predicted_gain_dead_slots_pay,
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_through_steps_is_found() {
-        let steps: Vec<(usize, f64)> = (1..20).map(|n| (n, 0.5 + 0.25 * n as f64)).collect();
-        let line = fit(&steps);
-        assert!((line(100.0) - 25.5).abs() < 1e-9);
-    }
 }

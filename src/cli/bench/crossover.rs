@@ -30,7 +30,7 @@ use crate::config::{
 use crate::engine::link::LinkExecutor;
 use crate::engine::{Engine, EngineError, EngineLimits, probe};
 use crate::models::{Model, ModelFiles};
-use lines::{Lines, fit, measured_crossover, straight};
+use lines::{Lines, fit, measured_crossover};
 use measure::{ANSWER, Bench, Case, DECODERS, Measured};
 use report::{Arm, Crossover, Report, Row, SwapLine};
 
@@ -128,7 +128,7 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
 
 fn touch(path: &Path) -> Result<(), CliError> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|source| CliError::File { path: path.display().to_string(), source })
+    opened.map(drop).map_err(|source| CliError::file(path, source))
 }
 
 /// Refuses numbers that make no sense.
@@ -332,11 +332,6 @@ fn report_of(
         .collect();
     let swaps: Vec<(f64, f64)> =
         points.iter().map(|(tokens, swap, _)| (*tokens as f64, swap * 1e3)).collect();
-    let swap_line = straight(&swaps).map(|(intercept_ms, slope_ms, r_squared)| SwapLine {
-        intercept_ms,
-        slope_ms,
-        r_squared,
-    });
     Report {
         bench: "crossover",
         modelled: false,
@@ -355,7 +350,7 @@ fn report_of(
             predicted_tokens: constants.crossover(),
             predicted_linear_tokens: constants.linear().crossover(),
         },
-        swap_line,
+        swap_line: SwapLine::through(&swaps),
         rows: measured.times.iter().map(row).collect(),
     }
 }

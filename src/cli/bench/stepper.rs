@@ -6,14 +6,37 @@ use std::time::Duration;
 
 use crate::cli::CliError;
 use crate::engine::core::Core;
-use crate::engine::executor::CpuExecutor;
+use crate::engine::executor::{CpuExecutor, Executor};
 use crate::engine::link::LinkExecutor;
 use crate::engine::{RequestId, StepRecord};
-use crate::request::{FinishReason, Request, SamplingParams};
+use crate::request::{Event, FinishReason, Request, SamplingParams};
 use crate::scheduler::SchedulerStats;
 
 /// Not a number, as an f32 and as two bf16 values.
 const POISON: f32 = f32::from_bits(0x7fc0_7fc0);
+
+/// A request for the likeliest tokens, so many.
+pub fn likeliest(prompt: Vec<u32>, tokens: usize) -> Request {
+    Request {
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        ignore_eos: true,
+        ..Request::new(prompt, tokens)
+    }
+}
+
+/// One step of a loop, and what happened in it.
+///
+/// # Errors
+/// A request that failed.
+pub fn events<E: Executor>(core: &mut Core<E>) -> Result<Vec<(RequestId, Event)>, CliError> {
+    let events = core.step();
+    let ends = events.iter().filter_map(|(_, event)| event.finish.as_ref());
+    let mut reasons = ends.map(|finish| &finish.reason);
+    match reasons.find(|reason| matches!(reason, FinishReason::Failed(_))) {
+        Some(FinishReason::Failed(reason)) => Err(CliError::Failed(reason.clone())),
+        _ => Ok(events),
+    }
+}
 
 /// An engine's loop, and what its requests were answered so far.
 pub struct Stepper {
@@ -44,11 +67,7 @@ impl Stepper {
     /// # Errors
     /// A prompt that the engine's limits do not take.
     pub fn submit(&mut self, prompt: Vec<u32>, tokens: usize) -> Result<RequestId, CliError> {
-        let request = Request {
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            ignore_eos: true,
-            ..Request::new(prompt, tokens)
-        };
+        let request = likeliest(prompt, tokens);
         self.core.door().check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -70,10 +89,7 @@ impl Stepper {
         if self.core.is_idle() {
             return Err(CliError::Failed("the engine had nothing left to do".to_owned()));
         }
-        for (id, event) in self.core.step() {
-            if let Some(FinishReason::Failed(reason)) = event.finish.map(|finish| finish.reason) {
-                return Err(CliError::Failed(reason));
-            }
+        for (id, event) in events(&mut self.core)? {
             let answer = self.answers.get_mut(&id).expect("who draws was submitted");
             answer.extend(event.token);
         }

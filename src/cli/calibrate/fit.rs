@@ -10,6 +10,7 @@
 //! What is not a product (convolutions, states, norms, sampling) goes with the rows, so it is in
 //! `gemm_efficiency`: few rows are taken to be generated tokens, a cell and more of them a prompt.
 
+use crate::cli::bench::line::Line;
 use crate::simulate::ModelProfile;
 
 /// A step that was measured.
@@ -142,19 +143,11 @@ fn chunk_flops(model: &ModelProfile, chunk: &Chunk) -> f64 {
 /// Seconds of the first chunk of a long prompt, and of each pair of a token and one before it:
 /// the straight line through the chunks that is off the least, and never one that falls.
 fn line(chunks: &[Chunk]) -> (f64, f64) {
-    let count = chunks.len().max(1) as f64;
-    let (x, y) = chunks.iter().fold((0.0, 0.0), |(x, y), chunk| {
-        (x + chunk.start as f64 / count, y + chunk.seconds / count)
-    });
-    let (mut xx, mut xy) = (0.0, 0.0);
-    for chunk in chunks {
-        let from = chunk.start as f64 - x;
-        xx += from * from;
-        xy += from * (chunk.seconds - y);
-    }
-    let slope = if xx > 0.0 { (xy / xx).max(0.0) } else { 0.0 };
+    let points: Vec<(f64, f64)> =
+        chunks.iter().map(|chunk| (chunk.start as f64, chunk.seconds)).collect();
+    let line = Line::through(&points).rising();
     let rows = chunks.first().map_or(1, |chunk| chunk.rows) as f64;
-    (y - slope * x, slope / rows)
+    (line.at(0.0), line.slope / rows)
 }
 
 /// The rate of attention of generated tokens by which a sequence of a long context takes as much

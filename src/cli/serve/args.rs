@@ -9,12 +9,12 @@ use clap::builder::NonEmptyStringValueParser;
 
 use super::settings::Settings;
 use super::values::{
-    Bytes, Seconds, at_least_one, at_least_one_token, connections, parse_host, parse_logprobs,
-    parse_origin, parse_some_time,
+    Bytes, Seconds, at_least_one, connections, parse_host, parse_logprobs, parse_origin,
+    parse_some_time,
 };
 use crate::cli::CliError;
 use crate::cli::common::CommonArgs;
-use crate::cli::limits::EngineArgs;
+use crate::cli::limits::{EngineArgs, at_least_one_token};
 use crate::config::EngineConfig;
 use crate::engine::EngineError;
 use crate::server::{Bind, ServerConfig};

@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::cli::limits::parse_tokens;
 use crate::config::parse_bytes;
 use crate::request::MAX_LOGPROBS;
 
@@ -66,12 +65,6 @@ pub fn parse_some_time(text: &str) -> Result<Seconds, String> {
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "a whole number, 1 or more".to_owned())
-}
-
-/// A number of tokens that is not 0, perhaps in thousands.
-pub fn at_least_one_token(text: &str) -> Result<usize, String> {
-    let tokens = parse_tokens(text)?;
-    if tokens > 0 { Ok(tokens) } else { Err("1 or more".to_owned()) }
 }
 
 /// A number of connections: no more than a semaphore of the runtime can count.

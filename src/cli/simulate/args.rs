@@ -9,7 +9,7 @@ use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
 use crate::cli::profiles;
 use crate::config::{EngineConfig, parse_bytes};
-use crate::simulate::{ModelProfile, Simulation, StepModel, Timing};
+use crate::simulate::{Simulation, StepModel, Timing};
 
 /// Of the device's memory that weights leave, the part that slots and blocks take by default.
 const POOL_PART: f64 = 0.9;
@@ -109,12 +109,12 @@ impl MachineArgs {
     pub fn timing(&self, rules: &SimulationArgs) -> Result<Timing, CliError> {
         let mut hardware = profiles::hardware(&self.hardware)?;
         if let Some(gb) = self.link_gbps {
-            (hardware.link_out, hardware.link_in) = (gb * 1e9, gb * 1e9);
+            hardware = hardware.with_link(gb * 1e9);
         }
         if let Some(milliseconds) = self.step_overhead_ms {
             hardware.step_overhead = milliseconds / 1e3;
         }
-        let mut model = ModelProfile::read(&self.model).map_err(usage)?;
+        let mut model = profiles::model(&self.model)?;
         model.grid = self.grid.unwrap_or(model.grid);
         if !rules.buckets.is_sorted() || rules.buckets.contains(&0) {
             return Err(CliError::Usage("--buckets: ascending numbers above 0".to_owned()));

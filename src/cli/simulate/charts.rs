@@ -42,26 +42,28 @@ pub fn of_sweep(flag: &str, values: &[String], reports: &[Report]) -> Option<Cha
 /// What is kept of the steps for a chart over time.
 #[derive(Debug, Default)]
 pub struct Timeline {
+    /// Of each step its time, sequences on the device, waiting and parked, and free pages.
     points: Vec<[f64; 5]>,
 }
 
 impl Timeline {
-    /// Takes a step; `pages` is how many the device has.
-    pub fn note(&mut self, line: &StepLine, pages: usize) {
-        let used = 1.0 - line.free_pages as f64 / pages.max(1) as f64;
-        let counts = [line.running, line.waiting, line.parked].map(|count| count as f64);
-        let [running, waiting, parked] = counts;
-        self.points.push([line.t, running, waiting, parked, 100.0 * used]);
+    /// Takes a step.
+    pub fn note(&mut self, line: &StepLine) {
+        let counts = [line.running, line.waiting, line.parked, line.free_pages];
+        let [running, waiting, parked, free] = counts.map(|count| count as f64);
+        self.points.push([line.t, running, waiting, parked, free]);
     }
 
-    /// Sequences by where they are, and the device's pages in use.
-    pub fn chart(&self, title: &str) -> Chart {
+    /// Sequences by where they are, and how many of the device's `pages` are in use.
+    pub fn chart(&self, title: &str, pages: usize) -> Chart {
+        let used = |free: f64| 100.0 * (1.0 - free / pages.max(1) as f64);
         let each = self.points.len().div_ceil(POINTS).max(1);
         let names = ["on the device", "waiting", "parked", "device pages in use, %"];
         let series = names.into_iter().enumerate().map(|(i, name)| {
             let mean = |points: &[[f64; 5]]| {
                 let sum: f64 = points.iter().map(|point| point[i + 1]).sum();
-                (points[0][0], sum / points.len() as f64)
+                let mean = sum / points.len() as f64;
+                (points[0][0], if i == 3 { used(mean) } else { mean })
             };
             let points = self.points.chunks(each).map(mean).collect();
             Series { name: name.to_owned(), mark: Mark::Line, colour: i, points }
@@ -98,9 +100,9 @@ mod tests {
     fn many_steps_become_few_points_that_keep_their_mean() {
         let mut timeline = Timeline::default();
         for i in 0..10 * POINTS {
-            timeline.note(&line(i as f64, i % 10), 10);
+            timeline.note(&line(i as f64, i % 10));
         }
-        let chart = timeline.chart("a run");
+        let chart = timeline.chart("a run", 10);
         let points = &chart.series[0].points;
         assert_eq!(points.len(), POINTS);
         assert!(points.iter().all(|point| point.1 == 4.5));

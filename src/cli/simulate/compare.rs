@@ -47,8 +47,7 @@ pub fn run(args: &CompareArgs) -> Result<(), CliError> {
 }
 
 fn read(path: &Path) -> Result<Value, CliError> {
-    let text = fs::read_to_string(path)
-        .map_err(|source| CliError::File { path: path.display().to_string(), source })?;
+    let text = fs::read_to_string(path).map_err(|source| CliError::file(path, source))?;
     let value: Value = serde_json::from_str(&text)
         .map_err(|error| usage(format!("{}: not JSON: {error}", path.display())))?;
     if value.get("header").is_none() {

@@ -14,7 +14,7 @@ use super::args::{
 use super::charts::Timeline;
 use super::report::Shown;
 use crate::cli::CliError;
-use crate::cli::limits::parse_tokens;
+use crate::cli::limits::at_least_one_token;
 use crate::cli::loading::bar;
 use crate::cli::output::{JsonTarget, grouped, print};
 use crate::simulate::sampling::{ARRIVALS, LENGTHS};
@@ -66,7 +66,7 @@ const OWN: [&str; 8] = [
 #[command(next_help_heading = "Traffic")]
 pub struct TrafficArgs {
     /// How many requests.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = parse_count)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one_token)]
     pub requests: usize,
     /// When they arrive: all, poisson:4.5, gamma:4.5:2, burst:32:1, closed:32.
     #[arg(long, value_name = "WHEN", default_value = "all")]
@@ -78,7 +78,7 @@ pub struct TrafficArgs {
     #[arg(long, value_name = "LENGTHS", default_value = "exp:128")]
     pub answers: Lengths,
     /// No answer is longer.
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = at_least_one_token)]
     pub max_tokens: Option<usize>,
     /// The requests are of so many programs by turns; see --scheduling-policy fair.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -108,7 +108,7 @@ pub struct ReplayArgs {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// The first N requests.
-    #[arg(long, value_name = "N", value_parser = parse_count)]
+    #[arg(long, value_name = "N", value_parser = at_least_one_token)]
     pub limit: Option<usize>,
     /// So many times as fast as they came.
     #[arg(
@@ -185,18 +185,18 @@ fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Resu
     let target = output.json.target();
     let mut trace = output.trace.as_deref().map(Trace::new).transpose()?;
     let mut timeline = Timeline::default();
-    let pages = simulation.device_pages().map_err(usage)?;
     let report = simulate(simulation, traffic, output.quiet, &mut |line| {
         if let Some(trace) = &mut trace {
             trace.write(line);
         }
         if output.svg.is_some() {
-            timeline.note(line, pages);
+            timeline.note(line);
         }
     })?;
     trace.map_or(Ok(()), Trace::end)?;
     if let Some(path) = &output.svg {
-        timeline.chart(&report.header.traffic).write_svg(path)?;
+        let pages = report.pools.device_pages;
+        timeline.chart(&report.header.traffic, pages).write_svg(path)?;
     }
     target.write(&serde_json::to_value(&report).expect("a report is plain data"))?;
     if target != JsonTarget::Output {
@@ -239,7 +239,7 @@ struct Trace<'p> {
 
 impl<'p> Trace<'p> {
     fn new(path: &'p Path) -> Result<Trace<'p>, CliError> {
-        let file = File::create(path).map_err(|source| file_error(path, source))?;
+        let file = File::create(path).map_err(|source| CliError::file(path, source))?;
         Ok(Trace { path, file: BufWriter::new(file), error: None })
     }
 
@@ -252,21 +252,11 @@ impl<'p> Trace<'p> {
 
     fn end(mut self) -> Result<(), CliError> {
         let done = self.error.take().map_or_else(|| self.file.flush(), Err);
-        done.map_err(|source| file_error(self.path, source))
+        done.map_err(|source| CliError::file(self.path, source))
     }
-}
-
-fn file_error(path: &Path, source: std::io::Error) -> CliError {
-    CliError::File { path: path.display().to_string(), source }
-}
-
-/// A number of tokens or requests, 1 or more.
-fn parse_count(text: &str) -> Result<usize, String> {
-    let count = parse_tokens(text)?;
-    if count == 0 { Err("1 or more".to_owned()) } else { Ok(count) }
 }
 
 fn parse_groups(text: &str) -> Result<(usize, usize), String> {
     let (groups, tokens) = text.split_once(':').ok_or("GROUPS:TOKENS, as 4:2000")?;
-    Ok((parse_count(groups)?, parse_count(tokens)?))
+    Ok((at_least_one_token(groups)?, at_least_one_token(tokens)?))
 }

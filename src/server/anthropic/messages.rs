@@ -2,10 +2,10 @@
 
 use std::mem;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use super::blocks::Blocks;
@@ -13,7 +13,7 @@ use super::{error_body, request};
 use crate::request::{Event, FinishReason, StopCause};
 use crate::server::answers::{Answers, failure};
 use crate::server::app::Shared;
-use crate::server::body::Body;
+use crate::server::body::{Body, Named};
 use crate::server::conversation::{Conversation, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -26,13 +26,11 @@ use crate::text::AnswerParser;
 /// Answers a conversation.
 pub async fn handle(
     State(app): State<Shared>,
-    Extension(name): Extension<RequestName>,
     headers: HeaderMap,
-    Body(mut fields): Body,
-) -> Result<Response, ApiError> {
-    let name = params::name(name, &mut fields)?;
+    Named(name, fields): Named,
+) -> Response {
     let answer = answer(app, &name, &headers, fields).await;
-    Ok(name.tell(answer.into_response()))
+    name.tell(answer.into_response())
 }
 
 async fn answer(

@@ -2,10 +2,10 @@
 
 use std::mem;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -16,7 +16,7 @@ use super::message::{Delta, Message};
 use crate::request::Event;
 use crate::server::answers::{Answers, Several, failure};
 use crate::server::app::{App, Shared};
-use crate::server::body::Body;
+use crate::server::body::Named;
 use crate::server::conversation::{Conversation, Prompt};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -29,13 +29,11 @@ use crate::text::{AnswerParser, Piece};
 /// Answers a conversation.
 pub async fn handle(
     State(app): State<Shared>,
-    Extension(name): Extension<RequestName>,
     headers: HeaderMap,
-    Body(mut fields): Body,
-) -> Result<Response, ApiError> {
-    let name = params::name(name, &mut fields)?;
+    Named(name, fields): Named,
+) -> Response {
     let answer = answer(app, &name, &headers, fields).await;
-    Ok(name.tell(answer.into_response()))
+    name.tell(answer.into_response())
 }
 
 async fn answer(

@@ -2,10 +2,10 @@
 
 use std::mem;
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::task::block_in_place;
@@ -17,7 +17,7 @@ use super::prompts::{self, Echo, Encoded};
 use crate::request::{Event, PromptLogprobs, Request};
 use crate::server::answers::{Answers, Several, failure};
 use crate::server::app::{App, Shared};
-use crate::server::body::Body;
+use crate::server::body::Named;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, FromJson};
 use crate::server::guard::RequestName;
@@ -37,13 +37,11 @@ const MAX_PROMPT_ENTRIES: usize = 250_000;
 /// Completes prompts.
 pub async fn handle(
     State(app): State<Shared>,
-    Extension(name): Extension<RequestName>,
     headers: HeaderMap,
-    Body(mut fields): Body,
-) -> Result<Response, ApiError> {
-    let name = params::name(name, &mut fields)?;
+    Named(name, fields): Named,
+) -> Response {
     let answer = answer(app, &name, &headers, fields).await;
-    Ok(name.tell(answer.into_response()))
+    name.tell(answer.into_response())
 }
 
 async fn answer(

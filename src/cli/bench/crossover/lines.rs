@@ -28,11 +28,7 @@ impl Lines {
     /// The lines of a model on some hardware: R is the model's own rate where it has one, attention
     /// included, or else what its FLOPs take.
     pub fn modelled(hardware: &HardwareProfile, model: &ModelProfile) -> Lines {
-        let compute = hardware.peak_compute();
-        let (token_seconds, pair_seconds) = match model.prefill_rate {
-            Some(rate) => (1.0 / rate, 0.0),
-            None => (2.0 * model.active_params / compute, model.attention / compute),
-        };
+        let (token_seconds, pair_seconds) = hardware.prefill_seconds(model);
         Lines {
             slot_bytes: model.state(),
             kv_bytes_per_token: model.kv_per_token(),
@@ -142,22 +138,6 @@ pub fn measured_crossover(points: &[(usize, f64, f64)]) -> Option<f64> {
     })
 }
 
-/// A straight line through `points`: at 0, per unit of x, and how much of the spread of y it
-/// explains (R^2). None through fewer than three points.
-pub fn straight(points: &[(f64, f64)]) -> Option<(f64, f64, f64)> {
-    if points.len() < 3 {
-        return None;
-    }
-    let count = points.len() as f64;
-    let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let of = |term: &dyn Fn(f64, f64) -> f64| {
-        points.iter().map(|point| term(point.0 - x, point.1 - y)).sum::<f64>()
-    };
-    let (xx, xy, yy) = (of(&|x, _| x * x), of(&|x, y| x * y), of(&|_, y| y * y));
-    (xx > 0.0 && yy > 0.0).then(|| (y - xy / xx * x, xy / xx, xy * xy / (xx * yy)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,8 +146,7 @@ mod tests {
     fn lines(name: &str, link_gbps: f64) -> Lines {
         let hardware = HardwareProfile::preset("h100-seed-a").expect("a preset");
         let link = link_gbps * 1e9;
-        let hardware = HardwareProfile { link_out: link, link_in: link, ..hardware };
-        Lines::modelled(&hardware, &ModelProfile::preset(name).expect("a preset"))
+        Lines::modelled(&hardware.with_link(link), &ModelProfile::preset(name).expect("a preset"))
     }
 
     fn assert_near(told: Option<f64>, wanted: Option<f64>, what: &str) {
@@ -281,14 +260,5 @@ mod tests {
         assert!((tokens - 128.0 * 2f64.sqrt()).abs() < 1e-9, "{tokens}");
         assert_eq!(measured_crossover(&points[..2]), None);
         assert_eq!(measured_crossover(&points[2..]), None);
-    }
-
-    #[test]
-    fn a_straight_line_is_told_from_a_cloud() {
-        let (at_zero, slope, share) = straight(&[(1., 3.), (2., 5.), (3., 7.)]).expect("a line");
-        assert_eq!((at_zero, slope, share), (1.0, 2.0, 1.0));
-        let (.., share) = straight(&[(1., 1.), (2., 5.), (3., 1.)]).expect("a line");
-        assert!(share < 0.1);
-        assert_eq!(straight(&[(1., 1.), (2., 5.)]), None);
     }
 }

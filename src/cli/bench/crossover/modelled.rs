@@ -26,7 +26,7 @@ pub fn report(args: &CrossoverArgs) -> Result<Report, CliError> {
     let model = profiles::model(&name)?;
     let mut hardware = profiles::hardware(&args.hardware)?;
     if let Some(rate) = args.link_gbps {
-        (hardware.link_out, hardware.link_in) = (rate * 1e9, rate * 1e9);
+        hardware = hardware.with_link(rate * 1e9);
     }
     let context = model.max_context.unwrap_or(usize::MAX);
     let lengths = lengths(args, LONGEST.min(context));

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::lines::Lines;
 use super::measure::{COMPARED, DECODERS};
+use crate::cli::bench::line::Line;
 use crate::cli::bench::spread::Spread;
 use crate::cli::bench::system::Machine;
 use crate::cli::output::grouped;
@@ -127,6 +128,16 @@ pub struct SwapLine {
     pub slope_ms: f64,
     /// R^2.
     pub r_squared: f64,
+}
+
+impl SwapLine {
+    /// The line through `(tokens, milliseconds)`; none through fewer than three, or where they have
+    /// no spread.
+    pub fn through(swaps: &[(f64, f64)]) -> Option<SwapLine> {
+        let line = Line::through(swaps);
+        let r_squared = line.r_squared.filter(|_| swaps.len() >= 3)?;
+        Some(SwapLine { intercept_ms: line.at(0.0), slope_ms: line.slope, r_squared })
+    }
 }
 
 /// The report. Field names are the keys of the JSON form.
@@ -265,4 +276,15 @@ fn write_constants(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         grouped(report.max_num_batched_tokens),
         grouped(report.checkpoint_every),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_points_make_no_line_of_swaps() {
+        assert!(SwapLine::through(&[(1., 1.), (2., 5.)]).is_none());
+        assert!(SwapLine::through(&[(1., 1.), (2., 5.), (3., 9.)]).is_some());
+    }
 }

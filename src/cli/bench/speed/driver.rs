@@ -11,10 +11,10 @@ use super::case::{Case, WARM_UP_STEPS, prompts};
 use super::roofline::Metered;
 use crate::cli::CliError;
 use crate::cli::bench::ids::TokenIds;
+use crate::cli::bench::stepper::{events, likeliest};
 use crate::engine::RequestId;
 use crate::engine::core::Core;
 use crate::engine::executor::CpuExecutor;
-use crate::request::{FinishReason, Request, SamplingParams};
 
 /// Tokens of the untimed prompt before the rounds of a prefill: a step of full size.
 const WARM_UP_TOKENS: usize = 512;
@@ -170,12 +170,7 @@ impl Driver {
     }
 
     fn submit(&mut self, prompt: usize, max_tokens: usize) -> Result<(), CliError> {
-        let ids = self.ids.take(prompt);
-        let request = Request {
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            ignore_eos: true,
-            ..Request::new(ids, max_tokens)
-        };
+        let request = likeliest(self.ids.take(prompt), max_tokens);
         self.core.door().check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -187,10 +182,7 @@ impl Driver {
     /// One step; returns who got a token.
     fn step(&mut self) -> Result<Vec<RequestId>, CliError> {
         let mut drawn = Vec::new();
-        for (id, event) in self.core.step() {
-            if let Some(FinishReason::Failed(reason)) = event.finish.map(|finish| finish.reason) {
-                return Err(CliError::Failed(reason));
-            }
+        for (id, event) in events(&mut self.core)? {
             if event.token.is_some() {
                 *self.lengths.get_mut(&id).expect("who draws was submitted") += 1;
                 drawn.push(id);
