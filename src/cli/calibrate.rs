@@ -1,6 +1,7 @@
 //! `deltapool calibrate`: what this machine gives, and what steps of a model take on it, as a
 //! hardware profile.
 
+mod draw;
 mod fit;
 mod measure;
 mod report;
@@ -16,6 +17,7 @@ use super::bench::ids::TokenIds;
 use super::bench::speed::{advise, pool_bytes};
 use super::bench::stepper::Stepper;
 use super::bench::system::Machine;
+use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
 use super::output::{JsonTarget, print};
@@ -46,6 +48,9 @@ pub struct CalibrateArgs {
     /// Where the result is reported.
     #[command(flatten)]
     pub report: JsonArgs,
+    /// Steps as they were measured, beside what the profile says of them.
+    #[command(flatten)]
+    pub drawing: DrawingArgs,
 }
 
 const HELP: &str = "\
@@ -77,12 +82,13 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     let files = Files::open(common, isa)?.model;
     let model = model_profile(common.model.as_deref())?;
     let report = measure(common, isa, files, &model);
-    let report = report.inspect_err(|_| drop(fs::remove_file(&draft)))?;
+    let (report, chart) = report.inspect_err(|_| drop(fs::remove_file(&draft)))?;
     save(&report.hardware, &draft, &path)?;
     let target = args.report.target();
     if target != JsonTarget::Output {
         print(&format!("{report}written to {}\n", path.display()))?;
     }
+    args.drawing.write(&chart)?;
     target.write(&serde_json::json!(report))
 }
 
@@ -121,7 +127,7 @@ fn measure(
     isa: Isa,
     files: ModelFiles,
     model: &ModelProfile,
-) -> Result<Report, CliError> {
+) -> Result<(Report, Chart), CliError> {
     let threads = common.threads();
     let name = common.model.as_ref().map_or("embedded".into(), |path| path.display().to_string());
     let fingerprint = profiles::fingerprint(&files)?;
@@ -166,7 +172,9 @@ fn measure(
     let memory = (held + usual.device.arena_bytes(), usual.host.arena_bytes());
     let hardware = profile(&samples, fitted, (copies, memory), calibration);
     hardware.check(THIS_MACHINE).map_err(|error| CliError::Failed(error.to_string()))?;
-    Ok(Report::new((machine, threads), (stream, products), (hardware, copies), (model, checks)))
+    let chart = draw::chart(&hardware, model, &samples);
+    let measured = (stream, products);
+    Ok((Report::new((machine, threads), measured, (hardware, copies), (model, checks)), chart))
 }
 
 /// The profile. Memory is what an engine takes by default beside the weights.

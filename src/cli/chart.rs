@@ -1,4 +1,4 @@
-//! Line charts: one description, drawn as text for a terminal or as SVG for a file.
+//! Charts: one description, drawn as text for a terminal or as SVG for a file, or listed as CSV.
 //!
 //! A point that its axes have no place for (not finite, or not above 0 on a logarithmic axis) is
 //! left out.
@@ -7,9 +7,58 @@ mod svg;
 mod text;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
 
 use super::CliError;
+use super::output::print;
+
+/// Columns and rows of a chart in a terminal.
+const TEXT_SIZE: (usize, usize) = (78, 20);
+
+/// Where a chart goes beside the terminal.
+#[derive(Debug, Args)]
+pub struct DrawingArgs {
+    /// Draw the chart as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write the points of the chart as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+}
+
+impl DrawingArgs {
+    /// Whether a file is asked for.
+    pub fn is_asked(&self) -> bool {
+        self.svg.is_some() || self.csv.is_some()
+    }
+
+    /// Writes a chart to the files that are asked for.
+    ///
+    /// # Errors
+    /// A file that cannot be written, by its name.
+    pub fn write(&self, chart: &Chart) -> Result<(), CliError> {
+        if let Some(path) = &self.svg {
+            chart.write_svg(path)?;
+        }
+        match &self.csv {
+            Some(path) => {
+                fs::write(path, chart.csv()).map_err(|source| CliError::file(path, source))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Shows a chart in the terminal, and writes it where that is asked for.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn show(&self, chart: &Chart) -> Result<(), CliError> {
+        print(&chart.text(TEXT_SIZE.0, TEXT_SIZE.1))?;
+        self.write(chart)
+    }
+}
 
 /// How values lie on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +85,10 @@ pub enum Mark {
     Line,
     /// A line, and a dot at each.
     Dots,
+    /// A dot at each, and no line.
+    Points,
+    /// A bar from the first to the second, from the third to the fourth, and so on.
+    Bars,
 }
 
 /// Points with a name.
@@ -47,7 +100,7 @@ pub struct Series {
     pub mark: Mark,
     /// Its colour in SVG: series of one number have one colour.
     pub colour: usize,
-    /// Its points, `(x, y)`, x ascending.
+    /// Its points, `(x, y)`; x ascending where a line is drawn.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -77,6 +130,16 @@ impl Chart {
     pub fn write_svg(&self, path: &Path) -> Result<(), CliError> {
         let svg = svg::draw(self).map_err(CliError::Failed)?;
         fs::write(path, svg).map_err(|source| CliError::file(path, source))
+    }
+
+    /// The points as CSV: the series, x, y.
+    pub fn csv(&self) -> String {
+        let mut text = format!("series,{},{}\n", quoted(&self.x.label), quoted(&self.y.label));
+        for series in &self.series {
+            let name = quoted(&series.name);
+            series.points.iter().for_each(|(x, y)| text += &format!("{name},{x},{y}\n"));
+        }
+        text
     }
 
     /// Where the points of `series` lie that can be drawn.
@@ -160,6 +223,14 @@ impl Range {
     }
 }
 
+/// A field of CSV (RFC 4180).
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
 /// A value as an axis shows it: three digits or so, thousands in words of one letter.
 fn number(value: f64) -> String {
     let (value, unit) = match value.abs() {
@@ -234,6 +305,30 @@ mod tests {
                 assert!(svg.contains("polyline") && svg.contains("a &lt;b&gt; &amp;"), "{svg}");
             }
         }
+    }
+
+    #[test]
+    fn bars_are_drawn_from_point_to_point_and_nothing_between_them() {
+        let mut chart = chart(Scale::Linear, &[(0.0, 1.0), (2.0, 1.0), (8.0, 1.0), (10.0, 1.0)]);
+        chart.series[0].mark = Mark::Bars;
+        let text = chart.text(61, 3);
+        let row = text.lines().find(|line| line.contains('o')).expect("a row");
+        assert_eq!(row.matches('o').count(), 22, "{text}");
+        assert!(row.contains("o     ") && row.trim_end().ends_with("ooo"), "{text}");
+        let svg = svg::draw(&chart).expect("it draws");
+        let widths = svg.matches("stroke-width=\"7\"").count();
+        assert_eq!(widths, 2 + 1, "{svg}");
+        chart.series[0].mark = Mark::Points;
+        assert_eq!(chart.text(61, 3).matches('o').count(), 4 + 1);
+    }
+
+    #[test]
+    fn csv_has_a_line_for_each_point_and_quotes_what_needs_it() {
+        let mut chart = chart(Scale::Linear, &[(1.0, 2.5), (3.0, 4.0)]);
+        chart.y.label = "%, or states".to_owned();
+        let name = "\"a <b> & \"\"c\"\"\"";
+        let expected = format!("series,x,\"%, or states\"\n{name},1,2.5\n{name},3,4\n");
+        assert_eq!(chart.csv(), expected);
     }
 
     #[test]

@@ -3,10 +3,13 @@
 mod args;
 mod charts;
 mod compare;
+mod curves;
 mod explain;
+mod perfetto;
 mod report;
 mod run;
 mod sweep;
+mod timeline;
 
 use clap::{Args, Subcommand};
 
@@ -31,6 +34,8 @@ pub enum Simulate {
     Sweep(sweep::SweepArgs),
     /// Show what differs between two results.
     Compare(compare::CompareArgs),
+    /// Draw a formula: the time of a step, the waste of static batches, places of two pools.
+    Plot(curves::PlotArgs),
     /// Show a claim of the scheduling theory with the numbers put into its formula.
     Explain(explain::ExplainArgs),
 }
@@ -42,6 +47,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), CliError> {
         Simulate::Replay(args) => run::replay(args),
         Simulate::Sweep(args) => sweep::run(args),
         Simulate::Compare(args) => compare::run(args),
+        Simulate::Plot(args) => curves::run(args),
         Simulate::Explain(args) => explain::run(args),
     }
 }

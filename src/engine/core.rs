@@ -24,7 +24,7 @@ use super::sampler::Draw;
 use super::slo::{StepControl, StepLoad};
 use super::steps::{StepRecord, StepTotals};
 use super::text::AnswerText;
-use super::view::EngineView;
+use super::view::{EngineView, SequenceState};
 use crate::request::{Event, Figures, Finish, FinishReason, Request, StopCause};
 use crate::scheduler::{
     End, MissReason, Occupancy, Prompt, SampledToken, Scheduler, SchedulerStats, SequenceId,
@@ -247,11 +247,30 @@ impl<E: Executor> Core<E> {
         });
     }
 
+    /// The answers that are under way: those on the device first, those in the queue last.
+    pub fn answers(&self) -> impl Iterator<Item = (RequestId, SequenceState)> {
+        let answers = self.scheduler.by_place();
+        answers.filter_map(|sequence| {
+            let record = self.records.get(&sequence.id())?;
+            Some((record.id, SequenceState::of(sequence)))
+        })
+    }
+
     /// One step; returns what happened in it and since the last.
     pub fn step(&mut self) -> Vec<(RequestId, Event)> {
+        self.step_seen(|_, _| {})
+    }
+
+    /// As [`Core::step`]; `see` is shown the plan before it runs, and tells whose answer a sequence
+    /// is by its second argument.
+    pub fn step_seen(
+        &mut self,
+        see: impl FnOnce(&StepPlan, &dyn Fn(SequenceId) -> Option<RequestId>),
+    ) -> Vec<(RequestId, Event)> {
         if !self.scheduler.is_idle() {
             let start = self.executor.now();
             let plan = self.scheduler.plan(start);
+            see(&plan, &|sequence| self.records.get(&sequence).map(|record| record.id));
             let number = self.last_step.number + 1;
             let mut record = StepRecord::of(number, &plan, self.scheduler.blocked());
             let load = self.control.as_ref().map(|_| StepLoad::of(&plan));

@@ -1,5 +1,5 @@
-//! The link between the tiers as a matter of time: a queue each way. [`LinkExecutor`] watches a real
-//! one and may slow it; a modelled executor has no other.
+//! The link between the tiers as a matter of time: a queue each way. [`LinkExecutor`] watches a
+//! real one and may slow it; a modelled executor has no other.
 
 use std::hint::spin_loop;
 use std::thread;

@@ -75,7 +75,7 @@ impl SequenceState {
         }
     }
 
-    fn of(sequence: &Sequence) -> SequenceState {
+    pub(super) fn of(sequence: &Sequence) -> SequenceState {
         match sequence.place() {
             Place::Waiting | Place::Forking { .. } => SequenceState::Waiting,
             Place::Device(state) if state.len() < sequence.prompt_len() => SequenceState::Prefill,

@@ -35,7 +35,7 @@ impl Scheduler {
             let slot = self.sequences[&id].state().expect("it runs").slot().id();
             return lack.slots > 0 && alone && (self.hand_over(slot) || self.drop_sharers(id));
         };
-        let freed = self.preempt(victim, step);
+        let freed = self.preempt(victim, lack, step);
         freed && victim != id
     }
 
@@ -44,7 +44,7 @@ impl Scheduler {
         if !self.is_one_leaving()
             && let Some(victim) = self.victim(|sequence| sequence.priority > number, lack)
         {
-            self.preempt(victim, step);
+            self.preempt(victim, lack, step);
         }
     }
 
@@ -78,10 +78,17 @@ impl Scheduler {
         slot || lack.blocks > 0 && state.table().as_slice().iter().any(sole)
     }
 
-    /// Parks or drops a running sequence. True when its units are free at once.
-    fn preempt(&mut self, id: SequenceId, step: &mut Planning) -> bool {
+    /// Parks or drops a running sequence, for somebody who lacks that. True when its units are free
+    /// at once.
+    fn preempt(&mut self, id: SequenceId, lack: &Lack, step: &mut Planning) -> bool {
         let sequence = &self.sequences[&id];
         let len = sequence.computed();
+        if len > 0 {
+            self.stats.preempted_for_blocks += u64::from(lack.blocks > 0);
+            self.stats.preempted_for_slots += u64::from(lack.slots > 0);
+            self.stats.preempted_for_places += u64::from(lack.places > 0);
+            self.stats.preempted_tokens += len as u64;
+        }
         let swap = match self.limits.preempt {
             _ if len == 0 || sequence.failed_transfers >= MOST_FAILED_TRANSFERS => false,
             Preempt::Recompute => false,

@@ -23,6 +23,14 @@ pub struct SchedulerStats {
     pub recomputed: u64,
     /// Of those, because the host was full.
     pub host_full: u64,
+    /// Preemptions because somebody lacked a block.
+    pub preempted_for_blocks: u64,
+    /// Because somebody lacked a slot.
+    pub preempted_for_slots: u64,
+    /// Because somebody of a lower number lacked a place.
+    pub preempted_for_places: u64,
+    /// Tokens that those who were pushed out had computed.
+    pub preempted_tokens: u64,
     /// Transfers that failed.
     pub failed_transfers: u64,
     /// Bytes of sequences copied between the tiers.

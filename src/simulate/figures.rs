@@ -109,7 +109,7 @@ pub struct Steps {
 }
 
 /// How many sequences ran.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Occupied {
     /// Sequences that generated, in the mean of the steps that generated.
     pub generating: f64,
@@ -119,6 +119,8 @@ pub struct Occupied {
     pub most_running: usize,
     /// Seconds with a place free while somebody waited.
     pub seconds_with_a_place_free_and_a_queue: f64,
+    /// Seconds with none, one, two and so on of them on the device.
+    pub seconds_by_running: Vec<f64>,
 }
 
 /// What the pools held, and what they lacked.
@@ -128,6 +130,8 @@ pub struct Pools {
     pub device_pages: usize,
     /// Most of them that held something after a step.
     pub most_device_pages: usize,
+    /// Most of them that would have been free had the units been packed.
+    pub most_stranded_pages: usize,
     /// Tokens that the device holds beside one slot for each of `max_num_seqs`.
     pub device_tokens: usize,
     /// Pages of the host.
@@ -151,10 +155,22 @@ pub struct Preempted {
     pub recomputed: u64,
     /// Of those, because the host was full.
     pub host_full: u64,
+    /// Times that somebody came back from the host.
+    pub returned: u64,
+    /// Preemptions because somebody lacked a block.
+    pub for_blocks: u64,
+    /// Because somebody lacked a slot.
+    pub for_slots: u64,
+    /// Because somebody who goes first lacked a place.
+    pub for_places: u64,
+    /// Tokens that one who was pushed out had computed, in the mean.
+    pub victim_tokens: f64,
     /// Tokens computed again.
     pub recomputed_tokens: u64,
-    /// Bytes copied either way.
+    /// Bytes of sequences copied either way.
     pub swapped_bytes: u64,
+    /// Of these, bytes that came back.
+    pub returned_bytes: u64,
     /// Of all the time, the part in which the link out was busy, 0 to 1.
     pub link_out_busy: f64,
     /// The link in.
@@ -178,6 +194,14 @@ pub struct Reused {
     pub states_left_out: usize,
     /// States evicted from the device.
     pub states_evicted: usize,
+    /// Prompts of which nothing was computed.
+    pub full_hits: u64,
+    /// Blocks copied because they were shared and about to be written.
+    pub copied_blocks: u64,
+    /// Bytes of states and blocks that were kept on the host.
+    pub kept_bytes: u64,
+    /// Bytes of them that came back.
+    pub restored_bytes: u64,
 }
 
 /// Who was served.
@@ -187,15 +211,19 @@ pub struct Fairness {
     pub tokens: BTreeMap<String, u64>,
     /// Jain's index of them: 1 when all got alike, one over their number when one got all.
     pub jain: f64,
+    /// Seconds that the requests of each program waited.
+    pub queue: BTreeMap<String, Spread>,
+    /// Seconds to their first tokens.
+    pub ttft: BTreeMap<String, Spread>,
 }
 
 impl Fairness {
-    /// Of so many tokens each.
+    /// Of so many tokens each, the waits left out.
     pub fn of(tokens: BTreeMap<String, u64>) -> Fairness {
         let sum: f64 = tokens.values().map(|t| *t as f64).sum();
         let squares: f64 = tokens.values().map(|t| (*t as f64).powi(2)).sum();
         let jain = if squares > 0.0 { sum * sum / (tokens.len() as f64 * squares) } else { 1.0 };
-        Fairness { tokens, jain }
+        Fairness { tokens, jain, ..Fairness::default() }
     }
 }
 

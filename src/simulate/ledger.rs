@@ -35,6 +35,10 @@ impl Kept {
         time.saturating_sub(self.arrived.unwrap_or_default()).as_secs_f64()
     }
 
+    fn queue(&self) -> Option<f64> {
+        self.started.map(|at| self.since_arrival(at))
+    }
+
     fn ttft(&self) -> Option<f64> {
         self.first_token.map(|first| self.since_arrival(first))
     }
@@ -60,9 +64,9 @@ pub(super) struct Ledger {
     mixed_steps: u64,
     decode_steps: u64,
     decodes: u64,
-    /// Sequences on the device, summed over the seconds.
-    running_seconds: f64,
-    /// Seconds by how many ran while somebody waited.
+    /// Seconds by how many were on the device.
+    running_seconds: Vec<f64>,
+    /// The part of them in which somebody waited.
     queued_seconds: Vec<f64>,
     all_steps: u64,
 }
@@ -84,7 +88,7 @@ impl Ledger {
             mixed_steps: 0,
             decode_steps: 0,
             decodes: 0,
-            running_seconds: 0.0,
+            running_seconds: Vec::new(),
             queued_seconds: Vec::new(),
             all_steps: 0,
         }
@@ -116,11 +120,9 @@ impl Ledger {
         let seconds = time.as_secs_f64();
         self.all_steps += 1;
         let running = occupancy.running + occupancy.in_flight;
-        self.running_seconds += running as f64 * seconds;
+        note_seconds(&mut self.running_seconds, running, seconds);
         if occupancy.waiting > 0 {
-            let size = self.queued_seconds.len().max(running + 1);
-            self.queued_seconds.resize(size, 0.0);
-            self.queued_seconds[running] += seconds;
+            note_seconds(&mut self.queued_seconds, running, seconds);
         }
         if has_computed {
             self.steps.push(seconds);
@@ -184,10 +186,9 @@ impl Ledger {
 
     fn latencies_of(&self, is_asked: impl Fn(&Kept) -> bool, mut gaps: Vec<f64>) -> Latencies {
         let asked = || self.requests.iter().filter(|kept| is_asked(kept));
-        let queue = |kept: &Kept| kept.started.map(|at| kept.since_arrival(at));
         let end = |kept: &Kept| kept.has_ended.then(|| kept.since_arrival(kept.last_token));
         Latencies {
-            queue: spread(asked().filter_map(queue)),
+            queue: spread(asked().filter_map(Kept::queue)),
             ttft: spread(asked().filter_map(Kept::ttft)),
             tpot: spread(asked().filter_map(Kept::tpot)),
             itl: Spread::of(&mut gaps),
@@ -255,11 +256,14 @@ impl Ledger {
     }
 
     pub fn occupancy(&self, most_running: usize, places: usize) -> Occupied {
+        let seconds = self.running_seconds.iter().enumerate();
+        let running: f64 = seconds.map(|(running, seconds)| running as f64 * seconds).sum();
         Occupied {
             generating: self.decodes as f64 / self.decode_steps.max(1) as f64,
-            running: self.running_seconds / self.end().as_secs_f64().max(f64::MIN_POSITIVE),
+            running: running / self.end().as_secs_f64().max(f64::MIN_POSITIVE),
             most_running,
             seconds_with_a_place_free_and_a_queue: self.queued_seconds.iter().take(places).sum(),
+            seconds_by_running: self.running_seconds.clone(),
         }
     }
 
@@ -270,21 +274,46 @@ impl Ledger {
             parked: stats.parked,
             recomputed: stats.recomputed,
             host_full: stats.host_full,
+            returned: stats.returned,
+            for_blocks: stats.preempted_for_blocks,
+            for_slots: stats.preempted_for_slots,
+            for_places: stats.preempted_for_places,
+            victim_tokens: stats.preempted_tokens as f64
+                / (stats.parked + stats.recomputed).max(1) as f64,
             recomputed_tokens: self.requests.iter().map(|kept| kept.recomputed_tokens).sum(),
             swapped_bytes: stats.swapped_bytes,
+            returned_bytes: stats.returned_bytes,
             ..Preempted::default()
         }
     }
 
-    /// Tokens computed for each program, if there are any.
+    /// What each program got, if there are any.
     pub fn fairness(&self, traffic: &Traffic) -> Option<Fairness> {
-        let mut tokens = BTreeMap::new();
+        let mut programs: BTreeMap<String, Vec<&Kept>> = BTreeMap::new();
         for (kept, request) in self.requests.iter().zip(&traffic.requests) {
-            let program = request.program?.to_string();
-            *tokens.entry(program).or_insert(0) += (kept.prompt_tokens + kept.tokens) as u64;
+            programs.entry(request.program?.to_string()).or_default().push(kept);
         }
-        Some(Fairness::of(tokens)).filter(|fairness| !fairness.tokens.is_empty())
+        if programs.is_empty() {
+            return None;
+        }
+        let computed = |kept: &&Kept| (kept.prompt_tokens + kept.tokens) as u64;
+        let each = || programs.iter().map(|(name, all)| (name.clone(), all));
+        let mut fairness = Fairness::of(
+            each().map(|(name, all)| (name, all.iter().map(computed).sum())).collect(),
+        );
+        let waits = |all: &Vec<&Kept>, wait: fn(&Kept) -> Option<f64>| {
+            spread(all.iter().filter_map(|kept| wait(kept)))
+        };
+        fairness.queue = each().map(|(name, all)| (name, waits(all, Kept::queue))).collect();
+        fairness.ttft = each().map(|(name, all)| (name, waits(all, Kept::ttft))).collect();
+        Some(fairness)
     }
+}
+
+/// Adds seconds with so many on the device.
+fn note_seconds(by_running: &mut Vec<f64>, running: usize, seconds: f64) {
+    by_running.resize(by_running.len().max(running + 1), 0.0);
+    by_running[running] += seconds;
 }
 
 fn spread(values: impl Iterator<Item = f64>) -> Spread {

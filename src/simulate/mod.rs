@@ -22,6 +22,7 @@ pub mod simulation;
 pub mod step;
 pub mod trace;
 pub mod traffic;
+mod watch;
 pub mod workload;
 
 pub use cache::CacheFigures;
@@ -34,8 +35,9 @@ pub use reuse::{Outcome, Share, TierFigures, replay};
 pub use runs::{Run, Runs};
 pub use sampling::{Arrivals, Lengths};
 pub use setup::{DeviceMemory, ReplayError, Setup};
-pub use simulation::{Report, Simulation, SimulationError, StepLine};
+pub use simulation::{Report, Simulation, SimulationError};
 pub use step::{Bound, StepCost, StepModel, StepWork, step_cost};
 pub use trace::TraceError;
 pub use traffic::{MadeUp, Traffic};
+pub use watch::{Chunk, Happening, StepLine, What};
 pub use workload::{NAMED, Outline, Workload};

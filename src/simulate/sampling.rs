@@ -4,7 +4,9 @@
 //! memory meets the same requests, and another arrival rate the same lengths.
 
 use std::fmt;
+use std::fs;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::distr::Distribution;
@@ -30,11 +32,14 @@ pub enum Lengths {
     LogNormal(f64, f64),
     /// `choice:512=0.7,8192=0.3`: lengths and their weights.
     Choice(Vec<(usize, f64)>),
+    /// `file:PATH`: one of the lengths in a file, each as likely.
+    File(String, Arc<[usize]>),
 }
 
 /// The forms of [`Lengths`], for a help text.
 pub const LENGTHS: &str = "N, uniform:MIN:MAX, exp:MEAN, geometric:MEAN, lognormal:MEAN:CV, \
-                           choice:N=WEIGHT,N=WEIGHT..";
+                           choice:N=WEIGHT,N=WEIGHT.., file:PATH (lengths, parted by spaces or \
+                           lines)";
 
 impl FromStr for Lengths {
     type Err = String;
@@ -57,6 +62,18 @@ impl FromStr for Lengths {
                 .ok_or_else(|| wrong(&format!("{text:?} is no number from {least} to {most}")))
         };
         match (kind, fields.as_slice()) {
+            ("file", _) => {
+                let wrong = |what: &dyn fmt::Display| format!("{rest}: {what}");
+                let file = fs::read_to_string(rest).map_err(|error| wrong(&error))?;
+                let lengths: Vec<usize> = file
+                    .split_ascii_whitespace()
+                    .map(|word| tokens(word).map_err(|_| wrong(&format!("{word:?} is no length"))))
+                    .collect::<Result<_, String>>()?;
+                match lengths.is_empty() {
+                    true => Err(wrong(&"no length in it")),
+                    false => Ok(Lengths::File(rest.to_owned(), lengths.into())),
+                }
+            }
             ("const", [len]) => Ok(Lengths::Const(tokens(len)?)),
             ("uniform", [min, max]) => {
                 let (min, max) = (tokens(min)?, tokens(max)?);
@@ -99,6 +116,7 @@ impl fmt::Display for Lengths {
                     parts.iter().map(|(len, weight)| format!("{len}={weight}")).collect();
                 write!(f, "choice:{}", parts.join(","))
             }
+            Lengths::File(path, _) => write!(f, "file:{path}"),
         }
     }
 }
@@ -128,6 +146,7 @@ impl Lengths {
                 });
                 chosen.unwrap_or_else(|| parts.last().expect(RANGE)).0
             }
+            Lengths::File(_, lengths) => lengths[rng.random_range(0..lengths.len())],
         };
         len.clamp(1, MOST_TOKENS)
     }
@@ -249,6 +268,21 @@ mod tests {
         for wrong in ["", "poisson:0", "poisson", "poisson:inf", "gamma:1", "closed:0", "burst:1"] {
             assert!(wrong.parse::<Arrivals>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn lengths_of_a_file_are_those_in_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log.txt");
+        let form = format!("file:{}", path.display());
+        assert!(form.parse::<Lengths>().is_err_and(|error| error.contains("log.txt")));
+        for (text, fault) in [("", "no length"), ("5 six", "\"six\""), ("0", "\"0\"")] {
+            fs::write(&path, text).expect("written");
+            assert!(form.parse::<Lengths>().is_err_and(|error| error.contains(fault)), "{text}");
+        }
+        fs::write(&path, "5\n70 5\n").expect("written");
+        assert_eq!(form.parse::<Lengths>().map(|lengths| lengths.to_string()), Ok(form.clone()));
+        assert!((mean(&form) / (80.0 / 3.0) - 1.0).abs() < 0.03);
     }
 
     fn mean(lengths: &str) -> f64 {

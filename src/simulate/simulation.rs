@@ -6,6 +6,8 @@
 //!                                                                             -> Report
 //! ```
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ use super::figures::{
 use super::ledger::Ledger;
 use super::modelled::{END_OF_ANSWER, ModelledExecutor, Timing};
 use super::traffic::Traffic;
+use super::watch::{StepLine, Watcher};
 use crate::config::{EngineConfig, InvalidLimit};
 use crate::engine::RequestId;
 use crate::engine::builder::scheduler_limits;
@@ -156,34 +159,9 @@ pub struct Report {
     pub fairness: Option<Fairness>,
 }
 
-/// One step, for who follows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct StepLine {
-    /// Virtual second at which it began.
-    pub t: f64,
-    /// Seconds it took.
-    pub seconds: f64,
-    /// Sequences that generated.
-    pub decodes: usize,
-    /// Tokens of prompts.
-    pub prompt_tokens: usize,
-    /// Sequences on the device.
-    pub running: usize,
-    /// In the queue.
-    pub waiting: usize,
-    /// On the host.
-    pub parked: usize,
-    /// Pages of the device that hold nothing.
-    pub free_pages: usize,
-    /// Copies to the host that began.
-    pub copies_out: usize,
-    /// Copies from the host that began.
-    pub copies_in: usize,
-}
-
 impl Simulation {
     /// Runs the traffic to its end; tells `progress` how many requests have ended, and `observe`
-    /// each step. Two runs of the same give the same report.
+    /// each step, if somebody does. Two runs of the same give the same report.
     ///
     /// # Errors
     /// Limits that cannot work, memory that does not suit the model, a request that it does not
@@ -192,19 +170,21 @@ impl Simulation {
         &self,
         traffic: &Traffic,
         progress: &mut dyn FnMut(usize),
-        observe: &mut dyn FnMut(&StepLine),
+        mut observe: Option<&mut dyn FnMut(&StepLine)>,
     ) -> Result<Report, SimulationError> {
         let mut run = Running::new(self, traffic)?;
+        run.watcher = observe.is_some().then(Watcher::default);
         let mut idle_steps = 0;
         while run.submit() {
             let line = run.step();
-            let is_idle = line.seconds == 0.0 && line.prompt_tokens + line.decodes == 0;
-            idle_steps = if is_idle { idle_steps + 1 } else { 0 };
+            idle_steps = if run.stood_still() { idle_steps + 1 } else { 0 };
             if idle_steps == MOST_IDLE_STEPS {
                 let seconds = run.core.now().as_secs_f64();
                 return Err(SimulationError::Stuck { open: run.ledger.open(), seconds });
             }
-            observe(&line);
+            if let (Some(observe), Some(line)) = (&mut observe, line) {
+                observe(&line);
+            }
             progress(run.ledger.ended());
         }
         Ok(run.report())
@@ -278,9 +258,17 @@ struct Running<'s> {
     simulation: &'s Simulation,
     traffic: &'s Traffic,
     core: Core<ModelledExecutor>,
-    /// Index of the request that arrives next.
-    next: usize,
+    /// Requests that arrive at a known time, the next on top.
+    due: BinaryHeap<Reverse<(Duration, usize)>>,
+    /// Those that wait until another has ended, where a number is kept open.
+    begins: VecDeque<usize>,
+    /// Of the requests that follow none, those of which something is still to come.
+    open: usize,
+    /// Who follows each request.
+    followers: Vec<Option<usize>>,
     ledger: Ledger,
+    /// Follows the steps, if somebody asks.
+    watcher: Option<Watcher>,
     max_tokens: usize,
     tokens: Vec<u32>,
 }
@@ -307,38 +295,60 @@ impl<'s> Running<'s> {
             core.hold_steps_to(time);
         }
         let ledger = Ledger::new(traffic, config.long_prompt);
-        let max_tokens = traffic.most_answer();
-        let (next, tokens) = (0, Vec::new());
-        Ok(Running { simulation, traffic, core, next, ledger, max_tokens, tokens })
+        let mut run = Running {
+            simulation,
+            traffic,
+            core,
+            due: BinaryHeap::new(),
+            begins: VecDeque::new(),
+            open: 0,
+            followers: vec![None; traffic.requests.len()],
+            ledger,
+            watcher: None,
+            max_tokens: traffic.most_answer(),
+            tokens: Vec::new(),
+        };
+        for (index, request) in traffic.requests.iter().enumerate() {
+            match request.follows {
+                Some(before) => run.followers[before] = Some(index),
+                None if traffic.open.is_some() => run.begins.push_back(index),
+                None => run.due.push(Reverse((request.at, index))),
+            }
+        }
+        Ok(run)
     }
 
     /// Submits what has arrived, and waits for something when nothing is to do. False when all have
     /// ended.
     fn submit(&mut self) -> bool {
-        if let Some(open) = self.traffic.open {
-            while self.ledger.open() < open && self.next < self.traffic.requests.len() {
-                self.enter(self.core.now());
-            }
-            return !self.core.is_idle();
+        while self.traffic.open.is_some_and(|most| self.open < most)
+            && let Some(first) = self.begins.pop_front()
+        {
+            self.open += 1;
+            self.due.push(Reverse((self.core.now(), first)));
         }
         loop {
-            let due = self.traffic.requests.get(self.next).map(|request| request.at);
-            match due {
-                Some(at) if at <= self.core.now() => self.enter(at),
-                Some(at) if self.core.is_idle() => self.core.executor_mut().advance_to(at),
+            match self.due.peek().copied() {
+                Some(Reverse((at, index))) if at <= self.core.now() => {
+                    self.due.pop();
+                    self.enter(index, at);
+                }
+                Some(Reverse((at, _))) if self.core.is_idle() => {
+                    self.core.executor_mut().advance_to(at);
+                }
                 due => {
-                    self.core.executor_mut().wake_at(due);
+                    self.core.executor_mut().wake_at(due.map(|Reverse((at, _))| at));
                     return !self.core.is_idle();
                 }
             }
         }
     }
 
-    /// Submits the next request, which came at `at`.
-    fn enter(&mut self, at: Duration) {
-        let request = &self.traffic.requests[self.next];
+    /// Submits a request, which came at `at`.
+    fn enter(&mut self, index: usize, at: Duration) {
+        let request = &self.traffic.requests[index];
         request.prompt.expand(&mut self.tokens);
-        let seed = self.next as u64;
+        let seed = index as u64;
         self.core.executor_mut().expect(seed, request.answer.to_tokens());
         let longest = self.core.door().limits.max_model_len;
         let mut asked =
@@ -346,36 +356,53 @@ impl<'s> Running<'s> {
         asked.sampling.seed = Some(seed);
         asked.program_id = request.program.map(|program| program.to_string());
         asked.tells_start = true;
-        self.ledger.enter(self.next, at);
+        self.ledger.enter(index, at);
+        if let Some(watcher) = &mut self.watcher {
+            watcher.arrive(seed, at);
+        }
         self.core.submit(RequestId(seed), Arc::new(asked), seed);
-        self.next += 1;
     }
 
-    fn step(&mut self) -> StepLine {
+    /// A request ended at `now`: who follows it comes after a thought.
+    fn leave(&mut self, index: usize, now: Duration) {
+        self.core.executor_mut().forget(index as u64);
+        match self.followers[index] {
+            Some(next) => self.due.push(Reverse((now + self.traffic.requests[next].at, next))),
+            None => self.open = self.open.saturating_sub(1),
+        }
+    }
+
+    /// One step; told if somebody follows.
+    fn step(&mut self) -> Option<StepLine> {
         let start = self.core.now();
-        let events = self.core.step();
+        let watcher = &mut self.watcher;
+        let events = self.core.step_seen(|plan, request_of| {
+            if let Some(watcher) = watcher {
+                watcher.plan(plan, request_of, start);
+            }
+        });
         let now = self.core.now();
-        let (step, scheduler) = (self.core.last_step(), self.core.scheduler());
-        let (occupancy, free_pages) = (scheduler.occupancy(), scheduler.device().free_pages());
+        let (step, occupancy) = (self.core.last_step(), self.core.scheduler().occupancy());
         let has_computed = self.core.executor_mut().last_cost().is_some();
         self.ledger.note_step(&step, &occupancy, now - start, has_computed);
         for (id, event) in events {
+            if let Some(watcher) = &mut self.watcher {
+                watcher.event(id.0, &event, now);
+            }
             if self.ledger.note_event(id.0 as usize, &event, (start, now)) {
-                self.core.executor_mut().forget(id.0);
+                self.leave(id.0 as usize, now);
             }
         }
-        StepLine {
-            t: start.as_secs_f64(),
-            seconds: (now - start).as_secs_f64(),
-            decodes: step.decoding,
-            prompt_tokens: step.prompt_tokens,
-            running: occupancy.running,
-            waiting: occupancy.waiting,
-            parked: occupancy.parked,
-            free_pages,
-            copies_out: step.copies_out,
-            copies_in: step.copies_in,
-        }
+        let watcher = self.watcher.as_mut()?;
+        watcher.places(self.core.answers(), (start, now));
+        let device = self.core.scheduler().device().stats();
+        Some(watcher.take(&step, (&occupancy, &device), (start, now)))
+    }
+
+    /// Whether the last step took no time and computed nothing.
+    fn stood_still(&self) -> bool {
+        let step = self.core.last_step();
+        step.duration.is_zero() && step.prompt_tokens + step.generated_tokens == 0
     }
 
     fn report(mut self) -> Report {
@@ -390,6 +417,7 @@ impl<'s> Running<'s> {
         let pools = Pools {
             device_pages: device.pages,
             most_device_pages: stats.most_pages,
+            most_stranded_pages: stats.most_stranded_pages,
             device_tokens: left / device.block_bytes.max(1) * BLOCK_LEN,
             host_pages: stats.host.pages,
             blocked_for_blocks: scheduler.blocked_for_blocks,
@@ -404,6 +432,10 @@ impl<'s> Running<'s> {
             states_kept: stats.tree.inserted,
             states_left_out: stats.tree.left_out,
             states_evicted: stats.tree.device.evicted,
+            full_hits: scheduler.full_hits,
+            copied_blocks: scheduler.copied_blocks,
+            kept_bytes: scheduler.demoted_bytes,
+            restored_bytes: scheduler.promoted_bytes,
         };
         let mut preempted = self.ledger.preempted(&scheduler);
         [preempted.link_out_busy, preempted.link_in_busy] =

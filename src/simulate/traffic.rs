@@ -1,5 +1,6 @@
 //! Requests of a simulation, each with the time at which it arrives.
 
+use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,17 +15,21 @@ const UNIQUE: u64 = 1_000_000_000;
 const ANSWER: u64 = 2_000_000_000;
 
 /// Streams of random numbers: arrivals, prompts, answers, and where in its second a line of a trace
-/// arrives.
+/// arrives; how long somebody thinks between two turns.
 const ARRIVAL_STREAM: u64 = 0;
 const PROMPT_STREAM: u64 = 1;
 const ANSWER_STREAM: u64 = 2;
 const JITTER_STREAM: u64 = 3;
+const THINK_STREAM: u64 = 4;
 
 /// A request.
 #[derive(Debug, Clone)]
 pub struct Arrival {
-    /// When it arrives.
+    /// When it arrives: counted from the beginning or, where it follows a request, from its end.
     pub at: Duration,
+    /// The request whose end it waits for, by its place in the order, which is before its own.
+    /// Nobody else follows that one.
+    pub follows: Option<usize>,
     /// Its prompt.
     pub prompt: Runs,
     /// The answer that it will get, one token or more.
@@ -33,24 +38,30 @@ pub struct Arrival {
     pub program: Option<usize>,
 }
 
-/// Requests in the order of their arrival.
+/// Requests; those that follow none are in the order of their arrival.
 #[derive(Debug, Clone)]
 pub struct Traffic {
     /// What it is, for people.
     pub name: String,
     /// The requests.
     pub requests: Vec<Arrival>,
-    /// So many are open at any time, the next comes when one ends: times say nothing.
+    /// So many are open at any time, a request and all that follow it counting as one; the next
+    /// comes when one ends: the times of those that follow none say nothing.
     pub open: Option<usize>,
 }
 
 /// What made-up traffic is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MadeUp {
-    /// Requests.
+    /// Requests that follow none.
     pub requests: usize,
     /// When they arrive.
     pub arrivals: Arrivals,
+    /// Turns of each: a request and those that follow one another from it. The prompt of a turn is
+    /// all that was said before, and something new.
+    pub turns: usize,
+    /// Milliseconds from the end of a turn to the next one.
+    pub think: Lengths,
     /// How long prompts are.
     pub prompts: Lengths,
     /// How long answers are.
@@ -66,32 +77,53 @@ pub struct MadeUp {
     pub seed: u64,
 }
 
+impl fmt::Display for MadeUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MadeUp { requests, arrivals, prompts, answers, turns, think, .. } = self;
+        write!(
+            f,
+            "{requests} requests, arrivals {arrivals}, prompts {prompts}, answers {answers}"
+        )?;
+        match turns {
+            1 => Ok(()),
+            _ => write!(f, ", {turns} turns each, {think} ms between"),
+        }
+    }
+}
+
 impl Traffic {
     /// Made-up traffic.
     pub fn made_up(plan: &MadeUp) -> Traffic {
         let stream = |stream| Random::new(plan.seed, stream);
         let (mut prompts, mut answers) = (stream(PROMPT_STREAM), stream(ANSWER_STREAM));
+        let mut thoughts = stream(THINK_STREAM);
         let times = plan.arrivals.times(plan.requests, &mut stream(ARRIVAL_STREAM));
-        let request = |(i, at): (usize, Duration)| {
-            let own = Run::new(UNIQUE + i as u64, plan.prompts.draw(&mut prompts));
-            let shared = plan.groups.map(|(n, len)| Run::new((i % n) as u64, len));
-            let len = plan.answers.draw(&mut answers);
-            let len = len.min(plan.most_answer.unwrap_or(usize::MAX));
-            Arrival {
-                at,
-                prompt: shared.into_iter().chain([own]).collect(),
-                answer: [Run::new(ANSWER + i as u64, len)].into_iter().collect(),
-                program: (plan.programs > 0).then(|| i % plan.programs),
+        let mut requests: Vec<Arrival> = Vec::with_capacity(plan.requests * plan.turns);
+        for (first, begins) in times.into_iter().enumerate() {
+            let shared = plan.groups.map(|(n, len)| Run::new((first % n) as u64, len));
+            let mut said: Runs = shared.into_iter().collect();
+            for turn in 0..plan.turns {
+                let i = requests.len();
+                said.push(Run::new(UNIQUE + i as u64, plan.prompts.draw(&mut prompts)));
+                let len = plan.answers.draw(&mut answers);
+                let len = len.min(plan.most_answer.unwrap_or(usize::MAX));
+                let answer = Runs::from_iter([Run::new(ANSWER + i as u64, len)]);
+                let (follows, at) = match turn {
+                    0 => (None, begins),
+                    _ => {
+                        let thought = plan.think.draw(&mut thoughts);
+                        (Some(i - 1), Duration::from_millis(thought as u64))
+                    }
+                };
+                let program = (plan.programs > 0).then(|| first % plan.programs);
+                let prompt = said.clone();
+                said.extend(&answer);
+                requests.push(Arrival { at, follows, prompt, answer, program });
             }
-        };
-        let (requests, prompts, answers) = (plan.requests, &plan.prompts, &plan.answers);
-        let name = format!(
-            "{requests} requests, arrivals {}, prompts {prompts}, answers {answers}",
-            plan.arrivals
-        );
+        }
         Traffic {
-            name,
-            requests: times.into_iter().enumerate().map(request).collect(),
+            name: plan.to_string(),
+            requests,
             open: match plan.arrivals {
                 Arrivals::Closed(open) => Some(open),
                 _ => None,
@@ -149,7 +181,8 @@ impl Traffic {
 }
 
 fn arrival(outline: Outline, at: Duration) -> Arrival {
-    Arrival { at, prompt: outline.prompt, answer: outline.answer, program: None }
+    let Outline { prompt, answer, .. } = outline;
+    Arrival { at, follows: None, prompt, answer, program: None }
 }
 
 #[cfg(test)]
@@ -161,6 +194,8 @@ mod tests {
             requests: 50,
             arrivals: arrivals.parse().expect("arrivals"),
             prompts: prompts.parse().expect("lengths"),
+            turns: 1,
+            think: Lengths::Const(1),
             answers: "geometric:20".parse().expect("lengths"),
             most_answer: Some(30),
             programs: 3,
@@ -193,5 +228,25 @@ mod tests {
         assert_eq!((tokens[0].len(), common(0, 2)), (150, 100));
         assert_eq!(common(0, 1), 0);
         assert_eq!(traffic.requests[4].program, Some(1));
+    }
+
+    #[test]
+    fn a_turn_says_all_that_was_said_before_and_comes_after_a_thought() {
+        let think = "uniform:200:300".parse().expect("lengths");
+        let traffic = Traffic::made_up(&MadeUp { turns: 3, think, ..plan("all", "50") });
+        let [first, second, third] = [3, 4, 5].map(|i| &traffic.requests[i]);
+        assert_eq!((traffic.requests.len(), first.follows), (150, None));
+        assert_eq!((second.follows, third.follows), (Some(3), Some(4)));
+        let thought = Duration::from_millis(200)..=Duration::from_millis(300);
+        assert!(first.at.is_zero() && thought.contains(&second.at) && thought.contains(&third.at));
+        let said = |request: &Arrival| {
+            let mut said = request.prompt.clone();
+            said.extend(&request.answer);
+            said.to_tokens()
+        };
+        assert!(second.prompt.to_tokens().starts_with(&said(first)));
+        assert!(third.prompt.to_tokens().starts_with(&said(second)));
+        assert_eq!(third.prompt.len(), said(second).len() + 50);
+        assert_eq!([first.program, third.program], [Some(1); 2]);
     }
 }

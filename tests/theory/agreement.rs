@@ -21,6 +21,7 @@ fn traffic() -> Traffic {
         let shared = Run::new((i % 7) as u64, 64 * (i % 5));
         let own = Run::new(1_000 + i as u64, 30 + 17 * (i % 11));
         Arrival {
+            follows: None,
             at: std::time::Duration::ZERO,
             prompt: [shared, own].into_iter().collect(),
             answer: [Run::new(5_000 + i as u64, 20 + 13 * (i % 9))].into_iter().collect(),
@@ -87,7 +88,7 @@ fn simulator(
         slo_ttft: None,
         slo_tpot: None,
     };
-    simulation.run(traffic, &mut |_| {}, &mut |_| {}).expect("it runs")
+    simulation.run(traffic, &mut |_| {}, None).expect("it runs")
 }
 
 #[test]

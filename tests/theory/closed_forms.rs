@@ -246,9 +246,9 @@ fn formulas_of_the_loop_and_of_floors() {
     shown(formulas::lookahead_waste(128.0) * 100.0, 2, "0.78");
     // A floor of 64 takes 8,192 tokens in 128 steps.
     assert_eq!(formulas::floor_ttft_bound(8192, 64, 0.5), 64.0);
-    assert_eq!(formulas::chunk_plan(8192, 32, 32), [0; 0], "the prompt never starts");
+    assert_eq!(formulas::chunk_plan(8192, 32, 32, 1), [0; 0], "the prompt never starts");
     for tokens in [1, 479, 480, 481, 8192] {
-        assert_eq!(formulas::chunk_plan(tokens, 512, 32).iter().sum::<usize>(), tokens);
+        assert_eq!(formulas::chunk_plan(tokens, 512, 32, 64).iter().sum::<usize>(), tokens);
     }
     assert_eq!(formulas::slo_budget(1.0, 100, |_| 2.0), None);
     assert_eq!(formulas::slo_budget(1.0, 100, |_| 1.0), Some(100));

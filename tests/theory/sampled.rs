@@ -8,8 +8,8 @@ use deltapool::config::{Batching, EngineConfig, Policy, Preempt};
 use deltapool::simulate::model::Weights;
 use deltapool::simulate::traffic::Arrival;
 use deltapool::simulate::{
-    HardwareProfile, MadeUp, ModelProfile, Report, Run, Simulation, StepLine, StepModel, Timing,
-    Traffic,
+    HardwareProfile, Lengths, MadeUp, ModelProfile, Report, Run, Simulation, StepLine, StepModel,
+    Timing, Traffic,
 };
 
 /// A budget that no step reaches.
@@ -77,12 +77,13 @@ fn simulation(
 }
 
 fn run(simulation: &Simulation, traffic: &Traffic) -> Report {
-    simulation.run(traffic, &mut |_| {}, &mut |_| {}).expect("it runs")
+    simulation.run(traffic, &mut |_| {}, None).expect("it runs")
 }
 
 fn lines(simulation: &Simulation, traffic: &Traffic) -> (Report, Vec<StepLine>) {
     let mut lines = Vec::new();
-    let report = simulation.run(traffic, &mut |_| {}, &mut |line| lines.push(*line));
+    let mut observe = |line: &StepLine| lines.push(line.clone());
+    let report = simulation.run(traffic, &mut |_| {}, Some(&mut observe));
     (report.expect("it runs"), lines)
 }
 
@@ -96,6 +97,8 @@ fn plan(requests: usize, arrivals: &str, prompts: &str, answers: &str) -> MadeUp
         arrivals: arrivals.parse().expect("arrivals"),
         prompts: prompts.parse().expect("lengths"),
         answers: answers.parse().expect("lengths"),
+        turns: 1,
+        think: Lengths::Const(1),
         most_answer: None,
         programs: 0,
         groups: None,
@@ -113,6 +116,7 @@ fn with_common_beginning(requests: usize, answers: &str) -> Traffic {
 fn requests(lengths: impl IntoIterator<Item = (f64, usize, usize)>) -> Traffic {
     let arrival = |(i, (at, prompt, answer)): (u64, (f64, usize, usize))| Arrival {
         at: Duration::from_secs_f64(at),
+        follows: None,
         prompt: [Run::new(1_000 + i, prompt)].into_iter().collect(),
         answer: [Run::new(2_000_000 + i, answer)].into_iter().collect(),
         program: None,

@@ -75,8 +75,147 @@ fn a_sweep_runs_all_values_and_draws_them() {
     let (code, error) =
         fault(&[&["sweep", "--over", "seed=1"], &flags[..], &["--svg", "x"]].concat());
     assert_eq!(code, 2);
-    assert!(error.contains("a sweep of one flag over three numbers or more is drawn"), "{error}");
+    assert!(
+        error.contains("a sweep of one flag over three different numbers or more is drawn"),
+        "{error}"
+    );
     assert!(!Path::new("x").exists());
+}
+
+fn seconds(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+/// The events of a run's steps, `(what, id, t)`.
+fn happenings(flags: &[&str]) -> Vec<(String, u64, f64)> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let trace = dir.path().join("trace.jsonl").display().to_string();
+    output(&[flags, &["--trace", &trace, "-q"]].concat());
+    let lines = fs::read_to_string(trace).expect("it is there");
+    let steps = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let events = steps.flat_map(|step| step["events"].as_array().expect("a list").clone());
+    let event = |event: Value| {
+        let what = event["what"].as_str().expect("a word").to_owned();
+        (what, event["id"].as_u64().expect("a number"), seconds(&event["t"]))
+    };
+    events.map(event).collect()
+}
+
+#[test]
+fn the_steps_of_a_run_tell_what_became_of_every_request() {
+    let tight = ["run", "--requests=24", "--prompts=2000", "--answers=900", "--max-num-seqs=12"];
+    let counts = |flags: &[&str]| {
+        let events = happenings(&[&tight[..], flags].concat());
+        move |what: &str| events.iter().filter(|event| event.0 == what).count()
+    };
+    let swapped = counts(&["--device-tokens=20000", "--preempt=swap"]);
+    for what in ["arrive", "first", "finish"] {
+        assert_eq!(swapped(what), 24, "{what}");
+    }
+    assert!(swapped("swap_out") > 0 && swapped("swap_out") == swapped("swap_in"));
+    assert_eq!((swapped("resume"), swapped("preempt")), (swapped("swap_in"), 0));
+    let dropped = counts(&["--device-tokens=20000", "--preempt=recompute"]);
+    assert!(dropped("preempt") > 0 && dropped("swap_out") == 0);
+    assert_eq!(dropped("admit"), 24 + dropped("preempt"));
+}
+
+#[test]
+fn a_turn_comes_a_thought_after_the_answer_before_it_and_finds_its_state() {
+    let flags = ["--requests=2", "--turns=3", "--think-ms=5000", "--prompts=200", "--answers=50"];
+    let events = happenings(&[&["run", "--arrivals=closed:1"], &flags[..]].concat());
+    let at = |what: &str, id: u64| {
+        let event = events.iter().find(|event| event.0 == what && event.1 == id);
+        event.expect("it happened").2
+    };
+    for turn in [1, 2, 4, 5] {
+        let thought = at("arrive", turn) - at("finish", turn - 1);
+        assert!((thought - 5.0).abs() < 1e-6, "{thought}");
+        assert_eq!(at("restore", turn), at("admit", turn));
+    }
+    assert!(at("arrive", 3) >= at("finish", 2), "one is open at a time, with all its turns");
+}
+
+#[test]
+fn each_chart_of_a_run_is_drawn_and_written() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    for (plot, series) in [
+        ("where", "parked"),
+        ("pools", "pages of slots"),
+        ("batch", "generating"),
+        ("programs", "program 1"),
+        ("gaps", "gaps between tokens"),
+    ] {
+        let (svg, csv) = (path(&format!("{plot}.svg")), path(&format!("{plot}.csv")));
+        let files = ["--programs=2", "--plot", plot, "--svg", &svg, "--csv", &csv];
+        let text = output(&[&SMALL[..], &files].concat());
+        assert!(text.contains("x: ") && text.contains(series), "{plot}: {text}");
+        assert!(fs::read_to_string(svg).expect("written").contains(series), "{plot}");
+        let csv = fs::read_to_string(csv).expect("written");
+        assert!(csv.lines().count() > 3 && csv.contains(series), "{plot}: {csv}");
+    }
+    let (code, error) = fault(&[&SMALL[..], &["--plot=programs"]].concat());
+    assert!(code == 2 && error.contains("give --programs"), "{error}");
+    let (code, error) = fault(&[&SMALL[..], &["--plot=frontier"]].concat());
+    assert!(code == 2 && error.contains("is of a sweep; here there are where, pools"), "{error}");
+}
+
+#[test]
+fn each_chart_of_a_sweep_is_drawn() {
+    let over = ["sweep", "--over", "arrivals=poisson:2;poisson:4;poisson:8"];
+    let rest = ["--requests=20", "--prompts=500", "--answers=20", "-q"];
+    let (code, error) = fault(&[&over[..], &rest, &["--plot=waiting"]].concat());
+    assert!(code == 2 && error.contains("three different numbers"), "{error}");
+    let over = ["sweep", "--over", "checkpoint-every=512,1024,2048"];
+    for (plot, series, flags) in [
+        ("waiting", "TTFT P99", &[][..]),
+        ("frontier", "TPOT P50, ms", &[]),
+        ("goodput", "kept to the targets", &["--slo-ttft-ms=50"]),
+        ("reuse", "states kept for a request", &["--shared-prefix=2:4000"]),
+    ] {
+        let text = output(&[&over[..], &rest, &["--plot", plot], flags].concat());
+        assert!(text.contains(series), "{plot}: {text}");
+    }
+    let both = ["sweep", "--over", "batching=static,continuous", "--plot=batch"];
+    let text = output(&[&both[..], &rest].concat());
+    assert!(text.contains("static generating") && text.contains("continuous prompt"), "{text}");
+}
+
+#[test]
+fn a_run_is_a_chrome_trace_of_steps_requests_and_pools() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("run.json").display().to_string();
+    output(&[&SMALL[..], &["--perfetto", &path]].concat());
+    let text = fs::read_to_string(path).expect("written");
+    let trace: Value = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    let of = |pid: u64, ph: &'static str| {
+        events.iter().filter(move |event| event["pid"] == pid && event["ph"] == ph)
+    };
+    assert!(of(1, "X").count() > 40 && of(1, "C").count() == of(1, "X").count());
+    let tracks: std::collections::BTreeSet<u64> =
+        of(2, "X").map(|event| event["tid"].as_u64().expect("a number")).collect();
+    assert_eq!(tracks, (0..40).collect());
+}
+
+#[test]
+fn formulas_are_drawn_without_a_run() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let csv = path("curve.csv");
+    let log = path("log.txt");
+    fs::write(&log, "10 30\n20\n").expect("written");
+    for (flags, series) in [
+        (&["step-time", "--hardware=h100-seed-a", "--model=70b-gqa"][..], "takes over at 167"),
+        (&["efficiency", &format!("--answers=file:{log}")], "mean 20.0"),
+        (&["places", "--hardware=h200", "--model=kimi-linear"], "slots to blocks 0.9"),
+    ] {
+        let text = output(&[&["plot"], flags, &["--csv", &csv]].concat());
+        assert!(text.contains(series), "{text}");
+        assert!(fs::read_to_string(&csv).expect("written").lines().count() > 10);
+    }
+    let (code, error) = fault(&["plot", "places", "--model=7b-mha"]);
+    assert!(code == 2 && error.contains("7b-mha keeps no state"), "{error}");
 }
 
 #[test]
@@ -127,6 +266,9 @@ fn what_cannot_be_simulated_is_told_by_flag_and_limit() {
         (&["--device-memory=1KB"], "the smallest budget that does"),
         (&["--prompts=9000", "--device-memory=100MB"], "holds one sequence of 5377 tokens"),
         (&["--prompts=exp:0"], "exp:MEAN"),
+        (&["--prompts=file:/nonexistent/lengths"], "/nonexistent/lengths: No such file"),
+        (&["--turns=0"], "1 or more"),
+        (&["--think-ms=5"], "--turns <N>"),
         (&["--arrivals=often"], "poisson:PER_SECOND"),
         (&["--grid=3"], "1 or 64"),
         (&["--reserve-long=256"], "one place at least is for all"),

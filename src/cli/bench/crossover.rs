@@ -11,7 +11,7 @@ mod modelled;
 mod report;
 
 use std::fs::OpenOptions;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
 use kernels::{CELL_LEN, Isa};
@@ -20,6 +20,7 @@ use super::speed::{advise, pool_bytes};
 use super::stepper::Stepper;
 use super::system::Machine;
 use crate::cli::CliError;
+use crate::cli::chart::DrawingArgs;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
 use crate::cli::output::{JsonTarget, print};
@@ -77,9 +78,9 @@ pub struct CrossoverArgs {
     /// With --modelled: a preset of hardware, or a profile's file.
     #[arg(long, value_name = "NAME", default_value = "h100", requires = "modelled")]
     pub hardware: String,
-    /// Draw the chart into this file.
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
+    /// Where the chart goes.
+    #[command(flatten)]
+    pub drawing: DrawingArgs,
     /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -109,7 +110,8 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
         JsonTarget::File(path) => Some(path.as_path()),
         _ => None,
     };
-    for path in args.svg.as_deref().into_iter().chain(json) {
+    let DrawingArgs { svg, csv } = &args.drawing;
+    for path in [svg.as_deref(), csv.as_deref(), json].into_iter().flatten() {
         touch(path)?;
     }
     let report = match args.modelled {
@@ -120,9 +122,7 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
         let chart = draw::text_chart(&report).text(CHART.0, CHART.1);
         print(&format!("{report}\n{chart}"))?;
     }
-    if let Some(path) = &args.svg {
-        draw::full_chart(&report).write_svg(path)?;
-    }
+    args.drawing.write(&draw::full_chart(&report))?;
     target.write(&serde_json::json!(report))
 }
 

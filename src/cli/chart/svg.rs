@@ -20,6 +20,9 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
 ];
 
+/// Height of a bar.
+const BAR: u32 = 7;
+
 /// Length of a legend's line.
 const SAMPLE: i32 = 22;
 
@@ -80,16 +83,23 @@ where
         .map_err(text)?;
     for series in &chart.series {
         let colour = COLOURS[series.colour % COLOURS.len()];
-        let width = match series.mark {
+        let style = colour.stroke_width(match series.mark {
             Mark::Line => 1,
-            Mark::Dots => 2,
-        };
-        let points: Vec<(f64, f64)> = chart.drawn(series).collect();
-        let line = LineSeries::new(points.iter().copied(), colour.stroke_width(width));
-        area.draw_series(line).map_err(text)?.label(&series.name).legend(move |(x, y)| {
-            PathElement::new(vec![(x, y), (x + SAMPLE, y)], colour.stroke_width(width))
+            Mark::Dots | Mark::Points => 2,
+            Mark::Bars => BAR,
         });
-        if series.mark == Mark::Dots {
+        let points: Vec<(f64, f64)> = chart.drawn(series).collect();
+        let pieces = match series.mark {
+            Mark::Line | Mark::Dots => vec![points.clone()],
+            Mark::Bars => points.chunks_exact(2).map(<[_]>::to_vec).collect(),
+            Mark::Points => Vec::new(),
+        };
+        let lines = pieces.into_iter().map(|piece| PathElement::new(piece, style));
+        area.draw_series(lines)
+            .map_err(text)?
+            .label(&series.name)
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + SAMPLE, y)], style));
+        if matches!(series.mark, Mark::Dots | Mark::Points) {
             let dots = points.iter().map(|point| Circle::new(*point, 4, colour.filled()));
             area.draw_series(dots).map_err(text)?;
         }

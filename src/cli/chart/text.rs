@@ -1,6 +1,6 @@
 //! A chart in letters.
 
-use super::{Chart, Range, Series, number};
+use super::{Chart, Mark, Range, Series, number};
 
 /// Letters of the series, in turn.
 const LETTERS: &[u8] = b"ox+*#@%&=~";
@@ -21,7 +21,13 @@ pub fn draw(chart: &Chart, width: usize, height: usize) -> String {
     let columns = width.saturating_sub(LABELS + 2).max(2);
     let mut plot = Plot { x, y, cells: vec![vec![b' '; columns]; height.max(2)] };
     for (series, letter) in chart.series.iter().zip(LETTERS.iter().cycle()) {
-        plot.draw(&chart.drawn(series).collect::<Vec<_>>(), *letter);
+        let points: Vec<(f64, f64)> = chart.drawn(series).collect();
+        let piece = match series.mark {
+            Mark::Line | Mark::Dots => points.len(),
+            Mark::Bars => 2,
+            Mark::Points => 1,
+        };
+        points.chunks(piece.max(1)).for_each(|piece| plot.draw(piece, *letter));
     }
     let mut text = format!("{title}\n");
     let last = plot.cells.len() - 1;

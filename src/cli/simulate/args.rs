@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::charts::Plot;
 use crate::cli::CliError;
+use crate::cli::chart::{Chart, DrawingArgs};
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
+use crate::cli::output::{JsonTarget, print};
 use crate::cli::profiles;
 use crate::config::{EngineConfig, parse_bytes};
-use crate::simulate::{Simulation, StepModel, Timing};
+use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
 
 /// Of the device's memory that weights leave, the part that slots and blocks take by default.
 const POOL_PART: f64 = 0.9;
@@ -93,20 +96,50 @@ pub struct OutputArgs {
     /// Where the result goes.
     #[command(flatten)]
     pub json: JsonArgs,
-    /// Write a line of JSON for each step.
+    /// Write a line of JSON for each step: what it computed, and what became of requests.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Draw who is where over time, or what a sweep changes, as SVG.
+    /// Write the run as a Chrome trace, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
+    pub perfetto: Option<PathBuf>,
+    /// Draw a chart in letters; the same goes to --svg and --csv [default there: where, of a sweep
+    /// waiting].
+    #[arg(long, value_name = "CHART")]
+    pub plot: Option<Plot>,
+    /// Where the chart goes.
+    #[command(flatten)]
+    pub drawing: DrawingArgs,
     /// Say nothing on standard error but errors.
     #[arg(short, long)]
     pub quiet: bool,
 }
 
+impl OutputArgs {
+    /// Whether a chart is asked for.
+    pub fn draws(&self) -> bool {
+        self.plot.is_some() || self.drawing.is_asked()
+    }
+
+    /// Writes a chart where it is asked for, below the result in a terminal if `is_shown`.
+    ///
+    /// # Errors
+    /// A file that cannot be written; no chart where one is asked for, with the reason.
+    pub fn show(&self, chart: Result<Chart, String>, is_shown: bool) -> Result<(), CliError> {
+        match chart {
+            Ok(chart) if is_shown && self.json.target() != JsonTarget::Output => {
+                print("\n")?;
+                self.drawing.show(&chart)
+            }
+            Ok(chart) => self.drawing.write(&chart),
+            Err(reason) if self.draws() => Err(usage(reason)),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
 impl MachineArgs {
-    /// How steps and copies are timed.
-    pub fn timing(&self, rules: &SimulationArgs) -> Result<Timing, CliError> {
+    /// The hardware and the model.
+    pub fn profiles(&self) -> Result<(HardwareProfile, ModelProfile), CliError> {
         let mut hardware = profiles::hardware(&self.hardware)?;
         if let Some(gb) = self.link_gbps {
             hardware = hardware.with_link(gb * 1e9);
@@ -116,6 +149,12 @@ impl MachineArgs {
         }
         let mut model = profiles::model(&self.model)?;
         model.grid = self.grid.unwrap_or(model.grid);
+        Ok((hardware, model))
+    }
+
+    /// How steps and copies are timed.
+    fn timing(&self, rules: &SimulationArgs) -> Result<Timing, CliError> {
+        let (hardware, model) = self.profiles()?;
         if !rules.buckets.is_sorted() || rules.buckets.contains(&0) {
             return Err(CliError::Usage("--buckets: ascending numbers above 0".to_owned()));
         }

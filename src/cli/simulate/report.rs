@@ -127,9 +127,11 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     }
     writeln!(
         f,
-        "pools      {} of {} pages at most; blocked for blocks {}, slots {}, places {} steps",
+        "pools      {} of {} pages at most, {} stranded; blocked for blocks {}, slots {}, places {} \
+         steps",
         grouped(pools.most_device_pages),
         grouped(pools.device_pages),
+        grouped(pools.most_stranded_pages),
         number(pools.blocked_for_blocks),
         number(pools.blocked_for_slots),
         number(pools.blocked_for_places),
@@ -146,6 +148,17 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         percent(preempted.link_out_busy),
         percent(preempted.link_in_busy),
     )?;
+    if preempted.parked + preempted.recomputed > 0 {
+        writeln!(
+            f,
+            "           for blocks {}, slots {}, places {}; {:.0} tokens each in the mean; {} came back",
+            number(preempted.for_blocks),
+            number(preempted.for_slots),
+            number(preempted.for_places),
+            preempted.victim_tokens,
+            number(preempted.returned),
+        )?;
+    }
     let cached = reuse.cached_tokens as f64 / reuse.prompt_tokens.max(1) as f64;
     writeln!(
         f,
@@ -160,7 +173,12 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     )?;
     if let Some(fairness) = &report.fairness {
         let programs = fairness.tokens.len();
-        writeln!(f, "fairness   {:.4} by Jain's index of {programs} programs", fairness.jain)?;
+        let longest = fairness.queue.values().map(|queue| queue.max).fold(0.0, f64::max);
+        writeln!(
+            f,
+            "fairness   {:.4} by Jain's index of {programs} programs; {longest:.3} s waited at most",
+            fairness.jain,
+        )?;
     }
     Ok(())
 }

@@ -5,14 +5,16 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 
 use super::args::{
     MachineArgs, OutputArgs, SimulationArgs, parse_above_0, parse_from_0, simulation, usage,
 };
-use super::charts::Timeline;
+use super::charts::{self, Plot};
+use super::perfetto::ChromeTrace;
 use super::report::Shown;
+use super::timeline::Recorder;
 use crate::cli::CliError;
 use crate::cli::limits::at_least_one_token;
 use crate::cli::loading::bar;
@@ -50,9 +52,11 @@ static AFTER_HELP: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
 });
 
 /// What a named workload has of its own.
-const OWN: [&str; 8] = [
+const OWN: [&str; 10] = [
     "requests",
     "arrivals",
+    "turns",
+    "think_ms",
     "prompts",
     "answers",
     "max_tokens",
@@ -80,6 +84,13 @@ pub struct TrafficArgs {
     /// No answer is longer.
     #[arg(long, value_name = "N", value_parser = at_least_one_token)]
     pub max_tokens: Option<usize>,
+    /// Turns of each, as of a chat or an agent: a turn's prompt is all that was said and --prompts
+    /// tokens more, and it comes --think-ms after the answer before it.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one_token)]
+    pub turns: usize,
+    /// Milliseconds between an answer and the next turn, in the forms of a length.
+    #[arg(long, value_name = "LENGTHS", default_value = "1000", requires = "turns")]
+    pub think_ms: Lengths,
     /// The requests are of so many programs by turns; see --scheduling-policy fair.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub programs: usize,
@@ -155,6 +166,8 @@ impl TrafficArgs {
         Traffic::made_up(&MadeUp {
             requests: self.requests,
             arrivals: self.arrivals,
+            turns: self.turns,
+            think: self.think_ms.clone(),
             prompts: self.prompts.clone(),
             answers: self.answers.clone(),
             most_answer: self.max_tokens,
@@ -183,26 +196,61 @@ pub fn replay(args: &ReplayArgs) -> Result<(), CliError> {
 /// Simulates, and says what came of it.
 fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Result<(), CliError> {
     let target = output.json.target();
-    let mut trace = output.trace.as_deref().map(Trace::new).transpose()?;
-    let mut timeline = Timeline::default();
-    let report = simulate(simulation, traffic, output.quiet, &mut |line| {
-        if let Some(trace) = &mut trace {
-            trace.write(line);
-        }
-        if output.svg.is_some() {
-            timeline.note(line);
-        }
-    })?;
+    if let Some(plot) = output.plot.filter(|plot| !plot.is_of_run()) {
+        return Err(usage(wrong_plot(plot, "a sweep", Plot::is_of_run)));
+    }
+    let mut follower = Follower::new(traffic, output)?;
+    let mut observe = |line: &StepLine| follower.note(line);
+    let is_followed = output.trace.is_some() || output.perfetto.is_some() || output.draws();
+    let report = simulate(simulation, traffic, output.quiet, is_followed.then_some(&mut observe))?;
+    let Follower { recorder: Recorder { timeline, .. }, trace, chrome } = follower;
     trace.map_or(Ok(()), Trace::end)?;
-    if let Some(path) = &output.svg {
-        let pages = report.pools.device_pages;
-        timeline.chart(&report.header.traffic, pages).write_svg(path)?;
+    if let (Some(chrome), Some(path)) = (chrome, &output.perfetto) {
+        chrome.write(&timeline, path)?;
     }
     target.write(&serde_json::to_value(&report).expect("a report is plain data"))?;
     if target != JsonTarget::Output {
         print(&Shown(&report).to_string())?;
     }
-    Ok(())
+    if !output.draws() {
+        return Ok(());
+    }
+    let chart = charts::of_run(output.plot.unwrap_or(Plot::Where), &timeline, &report);
+    output.show(chart, output.plot.is_some())
+}
+
+/// Says that a chart is not of what was run, and which ones are.
+pub fn wrong_plot(plot: Plot, of: &str, is_right: impl Fn(Plot) -> bool) -> String {
+    let name = |plot: &Plot| plot.to_possible_value().map(|value| value.get_name().to_owned());
+    let right = Plot::value_variants().iter().filter(|plot| is_right(**plot));
+    let names: Vec<String> = right.filter_map(name).collect();
+    let plot = name(&plot).unwrap_or_default();
+    format!("--plot {plot} is of {of}; here there are {}", names.join(", "))
+}
+
+/// Keeps of the steps what is asked for.
+struct Follower<'p> {
+    recorder: Recorder,
+    trace: Option<Trace<'p>>,
+    chrome: Option<ChromeTrace>,
+}
+
+impl<'p> Follower<'p> {
+    fn new(traffic: &Traffic, output: &'p OutputArgs) -> Result<Follower<'p>, CliError> {
+        let trace = output.trace.as_deref().map(Trace::new).transpose()?;
+        let chrome = output.perfetto.is_some().then(ChromeTrace::default);
+        Ok(Follower { recorder: Recorder::new(traffic), trace, chrome })
+    }
+
+    fn note(&mut self, line: &StepLine) {
+        self.recorder.note(line);
+        if let Some(trace) = &mut self.trace {
+            trace.write(line);
+        }
+        if let Some(chrome) = &mut self.chrome {
+            chrome.note(line);
+        }
+    }
 }
 
 /// Simulates, with a bar of the requests that have ended and, at the end, how fast that was.
@@ -210,7 +258,7 @@ pub fn simulate(
     simulation: &Simulation,
     traffic: &Traffic,
     quiet: bool,
-    observe: &mut dyn FnMut(&StepLine),
+    observe: Option<&mut dyn FnMut(&StepLine)>,
 ) -> Result<Report, CliError> {
     const BAR: &str = "{wide_bar} {pos}/{len} requests, {eta} left";
     let bar = bar(quiet, BAR);

@@ -6,11 +6,13 @@ use clap::{Args, Parser};
 use serde_json::{Map, Value, json};
 
 use super::args::{simulation, usage};
-use super::charts;
-use super::run::{RunArgs, simulate};
+use super::charts::{self, Plot};
+use super::run::{RunArgs, simulate, wrong_plot};
+use super::timeline::{Recorder, Timeline};
 use crate::cli::CliError;
+use crate::cli::chart::Chart;
 use crate::cli::output::{JsonTarget, print};
-use crate::simulate::Report;
+use crate::simulate::{Report, StepLine};
 
 /// Simulations of one sweep.
 const MOST_CELLS: usize = 1000;
@@ -54,18 +56,27 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     // All of them are read before the first is run.
     let all = combinations(&axes);
     let cells = all.iter().map(|settings| parse(settings)).collect::<Result<Vec<_>, CliError>>()?;
-    let target = cells.first().map_or(JsonTarget::None, |cell| cell.output.json.target());
-    let mut reports = Vec::new();
+    let output = &cells[0].output;
+    let target = output.json.target();
+    if let Some(plot) = output.plot.filter(|plot| !plot.is_of_sweep()) {
+        return Err(usage(wrong_plot(plot, "one run", Plot::is_of_sweep)));
+    }
+    let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for (settings, cell) in all.iter().zip(&cells) {
         let simulation = simulation(&cell.machine, &cell.rules, &cell.output)?;
         let traffic = cell.traffic.traffic();
-        let report = simulate(&simulation, &traffic, cell.output.quiet, &mut |_| {})?;
+        let mut recorder = Recorder::new(&traffic);
+        let mut observe = |line: &StepLine| recorder.note(line);
+        let is_followed = output.plot == Some(Plot::Batch);
+        let observe = is_followed.then_some(&mut observe as &mut dyn FnMut(&StepLine));
+        let report = simulate(&simulation, &traffic, cell.output.quiet, observe)?;
         if target != JsonTarget::Output {
             print(&row(settings, &report, reports.is_empty()))?;
         }
         reports.push(report);
+        timelines.push(recorder.timeline);
     }
-    draw(&axes, &reports, &cells[0], &target)?;
+    output.show(chart(&axes, &all, output.plot, (&reports, &timelines)), true)?;
     let rows = all.iter().zip(&reports).map(|(settings, report)| {
         let settings: Map<String, Value> =
             settings.iter().map(|(flag, value)| (flag.clone(), value.as_str().into())).collect();
@@ -74,27 +85,24 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     target.write(&Value::Array(rows.collect()))
 }
 
-/// Draws what a sweep of one number changed, where that is asked for or seen.
-fn draw(
+/// What the sweep changed; why it cannot be drawn, where it cannot.
+fn chart(
     axes: &[(String, Vec<String>)],
-    reports: &[Report],
-    cell: &RunArgs,
-    target: &JsonTarget,
-) -> Result<(), CliError> {
-    let chart = match axes {
-        [(flag, values)] => charts::of_sweep(flag, values, reports),
-        _ => None,
-    };
-    if let Some(chart) = chart.as_ref().filter(|_| *target != JsonTarget::Output) {
-        let (width, height) = charts::TEXT_SIZE;
-        print(&format!("\n{}", chart.text(width, height)))?;
+    all: &[Vec<(String, String)>],
+    plot: Option<Plot>,
+    (reports, timelines): (&[Report], &[Timeline]),
+) -> Result<Chart, String> {
+    if plot == Some(Plot::Batch) {
+        let name = |settings: &Vec<(String, String)>| {
+            let values: Vec<&str> = settings.iter().map(|(_, value)| value.as_str()).collect();
+            values.join(" ")
+        };
+        let runs: Vec<_> = all.iter().map(name).zip(timelines).collect();
+        return Ok(charts::bars(&reports[0].header.traffic, &runs));
     }
-    match (&cell.output.svg, chart) {
-        (None, _) => Ok(()),
-        (Some(path), Some(chart)) => chart.write_svg(path),
-        (Some(_), None) => {
-            Err(usage("--svg: a sweep of one flag over three numbers or more is drawn"))
-        }
+    match axes {
+        [(flag, values)] => charts::of_sweep(plot.unwrap_or(Plot::Waiting), flag, values, reports),
+        _ => Err("a sweep of one flag is drawn".to_owned()),
     }
 }
 

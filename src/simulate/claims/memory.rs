@@ -26,7 +26,7 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let model = model("70b-gqa");
                 for budget in [512, 2048, 8192] {
                     let (mut start, mut flops) = (0, 0.0);
-                    for rows in chunk_plan(8192, budget, 32) {
+                    for rows in chunk_plan(8192, budget, 32, 1) {
                         flops += model.chunk_flops(start, rows);
                         start += rows;
                     }

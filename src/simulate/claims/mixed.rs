@@ -174,7 +174,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         formula: "F10, F6: T - B; B L kv; (W + B L kv) / (beta MBU)",
         work: || {
             Worked::by(|w| {
-                let left = chunk_plan(8192, 512, 512).len() as f64;
+                let left = chunk_plan(8192, 512, 512, 1).len() as f64;
                 w.result("512 - 512, so chunks of a prompt", left, "");
                 let context = 512.0 * CONTEXT * 320e3;
                 w.result("512 x 2048 x 320e3, of 80 GB", context / 1e9, "GB");
@@ -192,7 +192,17 @@ pub(super) const CLAIMS: &[Claim] = &[
         tolerance: Exact,
         verdict: Added,
         formula: "F10: chunks of T - B, decodes first",
-        work: || Worked::by(chunks::plans),
+        work: || Worked::by(|w| chunks::plans(w, 1)),
+    },
+    Claim {
+        id: "C39-64",
+        claim: "The same on a grid of 64, as of a model with recurrent or MLA layers",
+        lecture: None,
+        expected: &[19.0, 448.0, 128.0, 5.0, 1984.0, 256.0, 2.0, 8128.0, 64.0],
+        tolerance: Exact,
+        verdict: Added,
+        formula: "F10: chunks of T - B down to a multiple of 64, decodes first",
+        work: || Worked::by(|w| chunks::plans(w, 64)),
     },
     Claim {
         id: "C40",

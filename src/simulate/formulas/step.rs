@@ -61,9 +61,10 @@ pub fn parity_tokens(params: f64, attention: f64, pairs: Pairs) -> f64 {
 }
 
 /// F10: the chunks of a prompt where decodes are served first: `budget - decodes` tokens, the
-/// last one shorter. Empty if the decodes take the whole budget: the prompt never starts.
-pub fn chunk_plan(tokens: usize, budget: usize, decodes: usize) -> Vec<usize> {
-    let chunk = budget.saturating_sub(decodes);
+/// last one shorter. Empty if the decodes take the whole budget: the prompt never starts. Chunks
+/// end at multiples of `grid`, 1 in the lectures and 64 for models with recurrent or MLA layers.
+pub fn chunk_plan(tokens: usize, budget: usize, decodes: usize, grid: usize) -> Vec<usize> {
+    let chunk = budget.saturating_sub(decodes) / grid * grid;
     if chunk == 0 {
         return Vec::new();
     }

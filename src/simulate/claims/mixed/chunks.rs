@@ -52,9 +52,9 @@ pub(super) fn flip(w: &mut Worked) {
     w.result("140e9 / 2.8475e12 x 495e12 / 140e9", alone, "tokens");
 }
 
-pub(super) fn plans(w: &mut Worked) {
+pub(super) fn plans(w: &mut Worked, grid: usize) {
     for budget in [512, 2048, 8192] {
-        let plan = chunk_plan(8192, budget, 32);
+        let plan = chunk_plan(8192, budget, 32, grid);
         let (first, last) = (plan[0] as f64, plan[plan.len() - 1] as f64);
         w.result(&format!("budget {budget}: chunks"), plan.len() as f64, "");
         w.result("of", first, "tokens");
