@@ -171,15 +171,15 @@ impl HardwareProfile {
         HardwareProfile { link_out: bytes_per_second, link_in: bytes_per_second, ..self }
     }
 
-    /// What a token of a prompt of `model` takes, and each pair of one and one before it, in
-    /// seconds (F12): by the model's own rate where it has one, attention included, or else by its
-    /// FLOPs.
+    /// What a token of a prompt of `model` takes in a step full of them, and each pair of one and
+    /// one before it, in seconds (F12): by the model's own rate where it has one, attention
+    /// included, or else by its FLOPs.
     pub fn prefill_seconds(&self, model: &ModelProfile) -> (f64, f64) {
-        let compute = self.peak_compute();
-        match model.prefill_rate {
-            Some(rate) => (1.0 / rate, 0.0),
-            None => (2.0 * model.active_params / compute, model.attention / compute),
+        if let Some(rate) = model.prefill_rate {
+            return (1.0 / rate, 0.0);
         }
+        let attention = self.peak_compute() * self.chunk_attention_efficiency;
+        (2.0 * model.active_params / self.compute(usize::MAX), model.attention / attention)
     }
 
     /// Seconds for `bytes` to leave the device, latency included; 0 for no bytes.

@@ -180,3 +180,20 @@ fn pricing_a_step_takes_under_a_microsecond() {
     println!("{:.0} ns a step", each * 1e9);
     assert!(seconds > 0.0 && each < 1e-6, "{each} s a step");
 }
+
+/// `--preempt auto` would weigh a swap against a machine that does not exist otherwise.
+#[test]
+fn what_preemption_weighs_is_what_full_steps_of_a_prompt_take() {
+    let mut hardware = hardware("h100-seed-a");
+    hardware.gemm_efficiency = vec![(1, 0.1), (512, 0.6)];
+    hardware.chunk_attention_efficiency = 0.3;
+    let model = model("70b-gqa");
+    let (token, pair) = hardware.prefill_seconds(&model);
+    for start in [0, 65_536] {
+        let chunks = &[(start, 4_096)];
+        let work = StepWork { chunks, ..StepWork::default() };
+        let cost = step_cost(StepModel::Phased, &hardware, &model, &work);
+        let pairs = 4_096.0 * start as f64 + 4_096.0 * 4_096.0 / 2.0;
+        near(cost.seconds, 4_096.0 * token + pairs * pair, 1e-2);
+    }
+}
