@@ -136,6 +136,7 @@ fn agent_share(policy: Policy, places: usize, chat: impl Fn(u64) -> Option<Strin
     let (mut agent, mut served) = (server.submit(1, TOKENS, Some("agent")), 0);
     let mut left = 20;
     while left > 0 {
+        assert!(served < 10_000, "the agent starves");
         for id in server.step(|_| TOKENS) {
             served += 1;
             if id == agent {
@@ -182,7 +183,7 @@ fn a_chain_of_requests_has_at_most_one_of_eight_places() {
 fn long_prompts_have_their_places_while_one_of_them_waits() {
     let reserve = LongReserve { places: 2, prompt_tokens: 1_000 };
     let mut server = Server::new(4, |limits| limits.reserve_long = Some(reserve));
-    let shorts: Vec<_> = (0..6).map(|_| server.submit(10, 50, None)).collect();
+    let shorts: Vec<_> = (0..10).map(|_| server.submit(10, 50, None)).collect();
     server.step(|_| 50);
     // No long one waits: all places are for all.
     assert_eq!(shorts.iter().filter(|id| server.runs(**id)).count(), 4);
@@ -194,7 +195,7 @@ fn long_prompts_have_their_places_while_one_of_them_waits() {
     // Two of the short ones that waited, and two long ones that came later.
     assert_eq!(shorts.iter().filter(|id| server.runs(**id)).count(), 2);
     assert_eq!(longs.iter().filter(|id| server.runs(**id)).count(), 2);
-    assert_eq!(server.ends(|_| 50).len(), 5);
+    assert_eq!(server.ends(|_| 50).len(), 9);
 }
 
 /// SEEDS.md G1: two places, answers of 3, 7, 2, 5, 4 and 1 steps.
@@ -242,9 +243,9 @@ fn caps_bound_the_tokens_of_a_step_and_who_comes_in_but_push_nobody_out() {
     assert_eq!(server.ends(|_| 50).len(), 8);
 }
 
-/// A scan of the queue in each step would take minutes here.
+/// What a step costs then, `benches/scheduler.rs` measures.
 #[test]
-fn a_hundred_thousand_that_wait_cost_a_step_nothing() {
+fn a_hundred_thousand_may_wait_under_each_policy_and_all_may_leave() {
     for policy in Policy::ALL {
         let mut server = Server::new(4, |limits| {
             (limits.policy, limits.sjf_ageing) = (policy, 0.2);

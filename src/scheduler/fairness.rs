@@ -102,5 +102,10 @@ mod tests {
             fairness.serve(1);
         }
         assert!(fairness.programs.len() <= MOST_IDLE + 1 && fairness.active == 0);
+        let name: Arc<str> = "served".into();
+        fairness.submit(Some(&name), 1, 5);
+        fairness.serve(5);
+        fairness.end(Some(&name), 0);
+        assert!(!fairness.programs.contains_key(&name), "it owes nothing");
     }
 }

@@ -261,5 +261,6 @@ mod tests {
             Fairness::of(named.collect()).jain
         };
         assert_eq!((of(&[5, 5, 5, 5]), of(&[7, 0, 0, 0]), of(&[])), (1.0, 0.25, 1.0));
+        assert_eq!(of(&[6, 2]), 64.0 / (2.0 * 40.0));
     }
 }

@@ -253,3 +253,35 @@ fn nanoseconds(seconds: f64) -> Duration {
     // The cast saturates.
     Duration::from_nanos((seconds * 1e9).round() as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lower::Piece;
+    use crate::scheduler::TransferId;
+
+    /// It would be noticed only when the copy ends otherwise.
+    #[test]
+    fn a_step_that_waits_for_a_copy_ends_when_a_request_arrives() {
+        let hardware = HardwareProfile::preset("h100-seed-a").expect("a preset").with_link(1e9);
+        let mut executor = ModelledExecutor::new(Timing {
+            model: ModelProfile::read("k3").expect("a preset"),
+            hardware,
+            step_model: StepModel::default(),
+            overlap_copies: true,
+            dead_slots_pay: false,
+            buckets: Vec::new(),
+            padding_reads: false,
+        });
+        let pieces = vec![Piece { source: 0, target: 0, bytes: 1_000_000_000 }];
+        let (id, direction) = (TransferId(7), Direction::Out);
+        let copy = Job { id, direction, pieces, packed: None };
+        executor.wake_at(Some(Duration::from_millis(300)));
+        let report = executor.step(&Batch::default(), vec![copy], &[]);
+        assert_eq!((executor.now(), report.finished), (Duration::from_millis(300), vec![]));
+        executor.wake_at(None);
+        let report = executor.step(&Batch::default(), Vec::new(), &[]);
+        assert_eq!(report.finished, [id]);
+        assert!(executor.now() >= Duration::from_secs(1));
+    }
+}

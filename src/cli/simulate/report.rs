@@ -127,8 +127,8 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     }
     writeln!(
         f,
-        "pools      {} of {} pages at most, {} stranded; blocked for blocks {}, slots {}, places {} \
-         steps",
+        "pools      {} of {} pages at most, {} stranded; blocked for blocks {}, slots {}, places \
+         {} steps",
         grouped(pools.most_device_pages),
         grouped(pools.device_pages),
         grouped(pools.most_stranded_pages),
@@ -151,7 +151,8 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     if preempted.parked + preempted.recomputed > 0 {
         writeln!(
             f,
-            "           for blocks {}, slots {}, places {}; {:.0} tokens each in the mean; {} came back",
+            "           for blocks {}, slots {}, places {}; {:.0} tokens each in the mean; {} came \
+             back",
             number(preempted.for_blocks),
             number(preempted.for_slots),
             number(preempted.for_places),
@@ -176,7 +177,8 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         let longest = fairness.queue.values().map(|queue| queue.max).fold(0.0, f64::max);
         writeln!(
             f,
-            "fairness   {:.4} by Jain's index of {programs} programs; {longest:.3} s waited at most",
+            "fairness   {:.4} by Jain's index of {programs} programs; {longest:.3} s waited at \
+             most",
             fairness.jain,
         )?;
     }
