@@ -22,6 +22,8 @@ pub mod attention;
 pub mod ceilings;
 pub mod clock;
 pub mod conv;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod device;
 pub mod gemm;
 pub mod gqa;

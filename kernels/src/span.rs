@@ -130,6 +130,12 @@ impl<'a> Spans<'a> {
         &self.snapshots[span.snapshots.clone()]
     }
 
+    /// Bytes of a slot.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
     /// Asserts that a part of a slot, `bytes` long from `at`, lies inside every slot.
     pub(crate) fn check_part(&self, at: usize, bytes: usize) {
         assert!(at + bytes <= self.slot_bytes, "{bytes} bytes at {at} leave the slot");

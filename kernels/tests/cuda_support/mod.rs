@@ -1,0 +1,328 @@
+//! What tests of the CUDA backend share: the emulated device, seeded values, comparison.
+//!
+//! Without `DELTAPOOL_TEST_GPU=1` the tests run on stand-ins for libcuda, libnvrtc and libcublasLt
+//! that run the same kernel files on the processor (`kernels/emu`). They are built here, once for each state of
+//! the sources, with g++ ($CXX if set); where there is none the tests are skipped and say so.
+#![allow(dead_code)]
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use kernels::cuda::{Capacity, Cuda, DeviceArena, DeviceSpans, Options, Step, StepTable};
+use kernels::{CELL_LEN, Form, NO_SLOT, Snapshot, Span, Spans};
+use libloading::{Library, Symbol};
+
+/// Whether tests run on a real device.
+pub fn on_gpu() -> bool {
+    std::env::var_os("DELTAPOOL_TEST_GPU").is_some_and(|value| value == "1")
+}
+
+/// The stand-ins, kept loaded for the life of the process.
+pub struct StandIn {
+    driver: Library,
+    compiler: Library,
+    _products: Library,
+}
+
+impl StandIn {
+    fn call<F: Copy>(library: &Library, name: &str) -> F {
+        // SAFETY: callers name a function of emu/ with its type.
+        let symbol: Symbol<'_, F> =
+            unsafe { library.get(name.as_bytes()) }.expect("the stand-in has it");
+        *symbol
+    }
+
+    /// Sets the order in which streams, blocks and threads run.
+    pub fn seed(&self, seed: u64) {
+        let set: unsafe extern "C" fn(u64) = Self::call(&self.driver, "standin_seed");
+        // SAFETY: takes a number.
+        unsafe { set(seed) }
+    }
+
+    /// Kernels run so far.
+    pub fn launches(&self) -> u64 {
+        let count: unsafe extern "C" fn() -> u64 = Self::call(&self.driver, "standin_launches");
+        // SAFETY: gives a number.
+        unsafe { count() }
+    }
+
+    /// Files compiled so far.
+    pub fn compiled(&self) -> u64 {
+        let count: unsafe extern "C" fn() -> u64 = Self::call(&self.compiler, "standin_compiled");
+        // SAFETY: gives a number.
+        unsafe { count() }
+    }
+
+    /// What machine it is: devices, the driver's version, bytes on the device, bytes to pin.
+    pub fn machine(&self, devices: i32, driver: i32, memory: usize, pinnable: usize) {
+        let set: unsafe extern "C" fn(i32, i32, usize, usize) =
+            Self::call(&self.driver, "standin_machine");
+        // SAFETY: takes numbers.
+        unsafe { set(devices, driver, memory, pinnable) }
+    }
+
+    /// The machine as it is at first.
+    pub fn usual_machine(&self) {
+        self.machine(1, 13000, 8 << 30, 8 << 30);
+    }
+
+    /// Writes down every launch from now on; none ends it.
+    pub fn record(&self, path: Option<&Path>) {
+        let set: unsafe extern "C" fn(*const i8) = Self::call(&self.driver, "standin_record");
+        let path = path.map(|path| {
+            std::ffi::CString::new(path.to_str().expect("test paths are UTF-8")).expect("no zero")
+        });
+        // SAFETY: a string that ends with a zero, or null.
+        unsafe { set(path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr().cast())) }
+    }
+}
+
+/// A device for one test at a time: the order of the emulated one is one for the process.
+pub struct Device {
+    pub cuda: Cuda,
+    /// None on a real device.
+    pub stand_in: Option<&'static StandIn>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// The device to test on, or none, which is told and counted.
+pub fn device() -> Option<Device> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
+    let stand_in = if on_gpu() { None } else { Some(stand_in()?) };
+    if let Some(stand_in) = stand_in {
+        stand_in.usual_machine();
+        stand_in.seed(1);
+    }
+    let options = Options { compile: stand_in.is_some(), ..Options::default() };
+    let cuda = Cuda::open(options).expect("the device opens");
+    Some(Device { cuda, stand_in, _alone: alone })
+}
+
+/// Runs `body` with several orders of streams, blocks and threads; once on a real device.
+pub fn with_seeds(device: &Device, seeds: u64, mut body: impl FnMut(u64)) {
+    let Some(stand_in) = device.stand_in else { return body(1) };
+    for seed in 1..=seeds {
+        stand_in.seed(seed);
+        body(seed);
+    }
+}
+
+/// Tells that a test had nothing to run on.
+pub fn skip(what: &str) {
+    static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+    let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+    eprintln!("skipped: {what} ({count} so far in this file)");
+}
+
+/// The loaded stand-ins, or none where no compiler can build them.
+pub fn stand_in() -> Option<&'static StandIn> {
+    static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(|| {
+        let folder = build(&[])?;
+        // SAFETY: libraries of the project, whose set-up registers kernels and nothing else.
+        let load = |name| unsafe { Library::new(folder.join(name)) }.expect("it was just built");
+        // The driver first: the products are linked against it, and find it by its name.
+        let driver = load("libcuda.so");
+        let (compiler, _products) = (load("libnvrtc.so"), load("libcublasLt.so"));
+        Some(StandIn { driver, compiler, _products })
+    });
+    if loaded.is_none() {
+        skip("there is no g++ to build the emulated device with");
+    }
+    loaded.as_ref()
+}
+
+/// Where kernels and emulator lie.
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+}
+
+fn compiler() -> OsString {
+    std::env::var_os("CXX").unwrap_or_else(|| "g++".into())
+}
+
+/// Builds the stand-ins, with each `(file, from, to)` of `changes` made to a kernel file first:
+/// the folder they are in, or none without a compiler.
+///
+/// # Panics
+/// When the compiler is there and fails, or a change finds not exactly one place.
+pub fn build(changes: &[(&str, &str, &str)]) -> Option<PathBuf> {
+    let compiler = compiler();
+    let version = Command::new(&compiler).arg("--version").output().ok()?;
+    let files = files(changes);
+    let mut hasher = DefaultHasher::new();
+    (&files, &version.stdout).hash(&mut hasher);
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    fs::create_dir_all(&root).expect("the build folder can be written");
+    let folder = root.join(format!("{:016x}", hasher.finish()));
+    // Test binaries run side by side: one builds, the others wait.
+    let lock =
+        File::create(folder.with_extension("lock")).expect("the build folder can be written");
+    lock.lock().expect("files can be locked");
+    if !folder.join("built").exists() {
+        write_sources(&folder, &files);
+        compile(&compiler, &folder);
+        File::create(folder.join("built")).expect("the build folder can be written");
+    }
+    Some(folder)
+}
+
+/// All files of `cuda/` and `emu/`, as `(path, text)`, changed.
+fn files(changes: &[(&str, &str, &str)]) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for folder in ["cuda", "emu"] {
+        for entry in fs::read_dir(sources().join(folder)).expect("the sources are there") {
+            let path = entry.expect("the sources can be listed").path();
+            let name = path.file_name().and_then(|name| name.to_str()).expect("ASCII names");
+            let text = fs::read_to_string(&path).expect("the sources can be read");
+            files.push((format!("{folder}/{name}"), text));
+        }
+    }
+    for (file, from, to) in changes {
+        let (_, text) =
+            files.iter_mut().find(|(path, _)| path == file).expect("a change is of a file");
+        assert_eq!(text.matches(from).count(), 1, "{from:?} in {file}");
+        *text = text.replacen(from, to, 1);
+    }
+    files.sort();
+    files
+}
+
+fn write_sources(folder: &Path, files: &[(String, String)]) {
+    for (path, text) in files {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("it is in a folder")).expect("it can be written");
+        fs::write(path, text).expect("the build folder can be written");
+    }
+}
+
+fn compile(compiler: &OsString, folder: &Path) {
+    let script = folder.join("emu/build.sh");
+    let built = Command::new("bash").arg(script).arg(folder).env("CXX", compiler).output();
+    let built = built.expect("bash is there");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+}
+
+/// Values in -1..1 that look random.
+pub struct Values(u64);
+
+impl Values {
+    pub fn new(seed: u64) -> Values {
+        Values(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn take(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        ((self.next() + 1.0) / 2.0 * end as f32) as usize % end
+    }
+}
+
+/// The largest difference over the largest value of `want`; infinite where one is not a number.
+pub fn difference(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(1e-30f32, |largest, x| largest.max(x.abs()));
+    let apart = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    apart.fold(0.0f32, |most, apart| if apart.is_nan() { f32::INFINITY } else { most.max(apart) })
+        / largest
+}
+
+/// Asserts that `got` is `want` to `tolerance` of its largest value.
+pub fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+    let apart = difference(got, want);
+    assert!(apart <= tolerance, "{what}: {apart:e} apart, {tolerance:e} allowed");
+}
+
+/// A step of several sequences on a grid of 64: spans of both forms and of many lengths, some in
+/// place, some from a shared slot, some from nothing, with snapshots wherever the grid is passed.
+pub struct Sequences {
+    pub spans: Vec<Span>,
+    pub snapshots: Vec<Snapshot>,
+    pub rows: usize,
+    pub slot_bytes: usize,
+    /// Bytes of an arena that holds all slots.
+    pub bytes: usize,
+}
+
+impl Sequences {
+    /// Spans `(start, rows, form)`; the second of each three reads nothing, the third in place.
+    pub fn new(list: &[(usize, usize, Form)], slot_bytes: usize) -> Sequences {
+        let (mut spans, mut snapshots, mut row, mut slot) = (Vec::new(), Vec::new(), 0, 0);
+        let mut fresh = || {
+            slot += slot_bytes + 64;
+            slot - slot_bytes
+        };
+        for (i, &(start, rows, form)) in list.iter().enumerate() {
+            let write = fresh();
+            let read = [fresh(), NO_SLOT, write][i % 3];
+            let first = snapshots.len();
+            let passed = (1..=rows).filter(|after| (start + after) % CELL_LEN == 0);
+            snapshots.extend(passed.map(|after_rows| Snapshot { after_rows, slot: fresh() }));
+            let kept = first..snapshots.len();
+            let absorbed_from = 0;
+            let table = 0..0;
+            let first_row = row;
+            let snapshots = kept;
+            spans.push(Span {
+                first_row,
+                rows,
+                start,
+                form,
+                absorbed_from,
+                read,
+                write,
+                table,
+                snapshots,
+            });
+            row += rows;
+        }
+        let bytes = slot + 64;
+        Sequences { spans, snapshots, rows: row, slot_bytes, bytes }
+    }
+
+    pub fn spans(&self) -> Spans<'_> {
+        Spans::new(&self.spans, &self.snapshots, self.rows, self.slot_bytes)
+    }
+
+    /// The spans on the device, filled up with `padding` rows.
+    pub fn upload<'a>(
+        &self,
+        cuda: &Cuda,
+        table: &'a mut StepTable,
+        arena: &DeviceArena,
+        padding: usize,
+    ) -> DeviceSpans<'a> {
+        let step = Step {
+            spans: self.spans(),
+            tables: &[],
+            block_bytes: 0,
+            tokens: &vec![0; self.rows],
+            padded_rows: self.rows + padding,
+            arena,
+        };
+        table.upload(cuda, step).expect("it fits")
+    }
+
+    /// A table they fit into.
+    pub fn table(&self, cuda: &Cuda, padding: usize) -> StepTable {
+        let spans = self.spans.len() + padding;
+        let (rows, snapshots) = (self.rows + padding, self.snapshots.len());
+        StepTable::new(cuda, Capacity { spans, rows, snapshots, blocks: 0 }).expect("room")
+    }
+}
