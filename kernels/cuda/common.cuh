@@ -126,8 +126,10 @@ struct Span {
   int64_t read, write;
   int32_t first_row, rows, start, absorbed_from;
   int32_t table, table_len, snapshots, snapshots_len;
+  // The span's first chunk among those of the step; 0 for spans of form Step.
+  int32_t first_chunk, unused;
 };
-static_assert(sizeof(Span) == 48, "src/cuda/spans.rs has the same");
+static_assert(sizeof(Span) == 56, "src/cuda/spans.rs has the same");
 
 // A copy of the state written when a span has absorbed `after_rows` rows.
 struct Snapshot {

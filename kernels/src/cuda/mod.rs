@@ -31,6 +31,7 @@ pub mod conv;
 pub mod dense;
 mod device;
 mod error;
+pub mod kda;
 mod launch;
 mod memory;
 mod module;

@@ -18,7 +18,7 @@ use cudarc::driver::{CudaEvent, result};
 use super::error::Named;
 use super::memory::Pinned;
 use super::{Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceSlice};
-use crate::span::{Form, NO_SLOT, Spans};
+use crate::span::{CELL_LEN, Form, NO_SLOT, Snapshot, Spans};
 
 /// What [`NO_SLOT`] is on the device, and where padding is written.
 const NOWHERE: i64 = -1;
@@ -37,6 +37,8 @@ struct DeviceSpan {
     table_len: i32,
     snapshots: i32,
     snapshots_len: i32,
+    first_chunk: i32,
+    unused: i32,
 }
 
 /// [`Snapshot`](crate::Snapshot) as kernels read it (common.cuh has the same).
@@ -106,6 +108,9 @@ pub struct DeviceSpans<'a> {
     pub(super) chunks: usize,
     /// Rows of the longest span.
     pub(super) longest: usize,
+    /// Chunks of all spans of form Chunk, and of the one that has most.
+    pub(super) cells: usize,
+    pub(super) most_cells: usize,
     pub(super) rows: usize,
     pub(super) slot_bytes: usize,
     pub(super) arena: u64,
@@ -116,6 +121,16 @@ pub struct DeviceSpans<'a> {
 }
 
 impl DeviceSpans<'_> {
+    /// Where the spans of form Chunk begin.
+    pub(super) fn chunk_spans(&self) -> u64 {
+        self.spans + (self.steps * size_of::<DeviceSpan>()) as u64
+    }
+
+    /// Chunks of its spans of form Chunk: what working memory is taken for.
+    pub fn cells(&self) -> usize {
+        self.cells
+    }
+
     /// Rows of the step, padding among them.
     pub fn rows(&self) -> usize {
         self.rows
@@ -221,6 +236,8 @@ impl StepTable {
             snapshots: at + layout.snapshots as u64,
             steps: written.steps,
             chunks: written.spans.len() - written.steps,
+            cells: written.cells,
+            most_cells: written.most_cells,
             longest: written.spans.iter().map(|span| span.rows as usize).max().unwrap_or(0),
             rows: step.padded_rows,
             slot_bytes: step.spans.slot_bytes(),
@@ -246,6 +263,8 @@ impl Drop for StepTable {
 struct Written {
     spans: Vec<DeviceSpan>,
     steps: usize,
+    cells: usize,
+    most_cells: usize,
     snapshots: Vec<DeviceSnapshot>,
     tokens: Vec<u32>,
     positions: Vec<i32>,
@@ -266,6 +285,7 @@ impl Written {
         let mut positions = vec![0; step.padded_rows];
         let mut of_form = [Vec::new(), Vec::new()];
         let mut snapshots = Vec::new();
+        let (mut cells, mut most_cells) = (0, 0);
         for span in step.spans.all() {
             for row in span.batch_rows() {
                 positions[row] = index(span.start + row - span.first_row);
@@ -277,6 +297,14 @@ impl Written {
                 unused: 0,
             }));
             assert!(span.table.end <= step.tables.len(), "a block table that is not there");
+            let first_chunk = cells;
+            if span.form == Form::Chunk {
+                let on_grid = |s: &Snapshot| (span.start + s.after_rows).is_multiple_of(CELL_LEN);
+                assert!(step.spans.snapshots(span).iter().all(on_grid), "a snapshot off the grid");
+                let own = (span.start % CELL_LEN + span.rows).div_ceil(CELL_LEN);
+                cells += own;
+                most_cells = most_cells.max(own);
+            }
             of_form[usize::from(span.form == Form::Chunk)].push(DeviceSpan {
                 read: if span.read == NO_SLOT { NOWHERE } else { inside(span.read, slot) },
                 write: inside(span.write, slot),
@@ -288,6 +316,8 @@ impl Written {
                 table_len: index(span.table.len()),
                 snapshots: index(first),
                 snapshots_len: index(snapshots.len() - first),
+                first_chunk: index(first_chunk),
+                unused: 0,
             });
         }
         let [mut spans, chunks] = of_form;
@@ -300,7 +330,7 @@ impl Written {
         let used = [spans.len(), step.padded_rows, snapshots.len(), tables.len()];
         let most = [capacity.spans, capacity.rows, capacity.snapshots, capacity.blocks];
         assert!(used.iter().zip(most).all(|(used, most)| *used <= most), "{used:?} of {most:?}");
-        Written { spans, steps, snapshots, tokens, positions, tables }
+        Written { spans, steps, cells, most_cells, snapshots, tokens, positions, tables }
     }
 }
 
