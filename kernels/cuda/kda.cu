@@ -275,8 +275,13 @@ DEVICE Work work_of(const KdaArgument& a, const Span& span, int chunk, int head)
 struct PrepareShared {
   float q[CHUNK][KEY_ROW], k[CHUNK][KEY_ROW], sum[CHUNK][KEY_ROW];
   // Rows of a block of 16 relative to its first row, and the keys before it relative to that.
-  float block_q[BLOCK][KEY_ROW], block_k[BLOCK][KEY_ROW], before[CHUNK - BLOCK][KEY_ROW];
-  float a[CHUNK][CHUNK_ROW], solve[CHUNK][CHUNK_ROW];
+  float block_q[BLOCK][KEY_ROW], block_k[BLOCK][KEY_ROW];
+  // The keys are used up when the inverse begins. Apart they would be more than sm_80 has.
+  union {
+    float before[CHUNK - BLOCK][KEY_ROW];
+    float solve[CHUNK][CHUNK_ROW];
+  };
+  float a[CHUNK][CHUNK_ROW];
   float beta[CHUNK];
 };
 
@@ -396,7 +401,7 @@ DEVICE void invert(PrepareShared* shared) {
 }
 
 // grid = (value heads, spans, chunks of the longest span)
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) kda_prepare(const KdaArgument a) {
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_prepare(const KdaArgument a) {
   SHARED(PrepareShared, shared);
   Span span = a.spans[blockIdx.y];
   int head = blockIdx.x, t = threadIdx.x;
@@ -438,7 +443,7 @@ struct ScanShared {
   float solve[CHUNK][CHUNK_ROW], score[CHUNK][CHUNK_ROW];
   // The block's rows of the state, and what each row of the chunk lacks, then writes.
   float state[SPLIT][KEY_ROW];
-  float lacks[CHUNK][SPLIT_ROW], writes[CHUNK][SPLIT_ROW];
+  float rows[CHUNK][SPLIT_ROW];
 };
 
 // Asks for the rows that meet the state: one group of copies.
@@ -517,7 +522,7 @@ DEVICE void advance_state(const KdaArgument& a, const float* total, int rows,
 #pragma unroll
     for (int j = 0; j < 4; j++) state[j] = mul4(load4(&shared->state[v + j][c]), factor);
     for (int row = 0; row < rows; row++) {
-      float4 rest = load4(&shared->rest[row][c]), write = load4(&shared->writes[row][v]);
+      float4 rest = load4(&shared->rest[row][c]), write = load4(&shared->rows[row][v]);
       state[0] = fma4(write.x, rest, state[0]);
       state[1] = fma4(write.y, rest, state[1]);
       state[2] = fma4(write.z, rest, state[2]);
@@ -558,7 +563,7 @@ DEVICE void scan_chunk(const KdaArgument& a, const Span& span, int index, int he
     for (int j = 0; j < 2; j++) {
       bool there = part.row + i < chunk.rows && first_v + part.column + j < a.value_dim;
       float value = there ? values[row * a.qkv_stride + part.column + j] : 0.0f;
-      shared->lacks[part.row + i][part.column + j] = there ? value - with_key[i][j] : 0.0f;
+      shared->rows[part.row + i][part.column + j] = there ? value - with_key[i][j] : 0.0f;
     }
   }
   copy_async_wait(0);
@@ -567,15 +572,16 @@ DEVICE void scan_chunk(const KdaArgument& a, const Span& span, int index, int he
     fetch_rows(a, work_of(a, span, index + 1, head), chunk_of(span, index + 1).rows, shared);
   // Nothing right of the diagonal: four rows at a time end with the fourth.
   int end = min(part.row + 4, (chunk.rows + 3) / 4 * 4);
-  multiply(shared->solve, shared->lacks, part, end, writes);
+  multiply(shared->solve, shared->rows, part, end, writes);
+  __syncthreads();  // what rows lack is read
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
     for (int j = 0; j < 2; j++)
-      shared->writes[part.row + i][part.column + j] =
+      shared->rows[part.row + i][part.column + j] =
           part.row + i < chunk.rows ? writes[i][j] : 0.0f;
   __syncthreads();  // writes are there
-  multiply(shared->score, shared->writes, part, end, outputs);
+  multiply(shared->score, shared->rows, part, end, outputs);
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -597,7 +603,7 @@ DEVICE void scan_chunk(const KdaArgument& a, const Span& span, int index, int he
 }
 
 // grid = (value heads, spans, runs of SPLIT columns of V)
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) kda_scan(const KdaArgument a) {
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_scan(const KdaArgument a) {
   SHARED(ScanShared, shared);
   Span span = a.spans[blockIdx.y];
   int head = blockIdx.x, first_v = blockIdx.z * SPLIT, quads = a.key_dim / 4;

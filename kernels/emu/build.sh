@@ -1,19 +1,22 @@
 #!/bin/bash
 # Builds the stand-ins for libcuda, libnvrtc and libcublasLt from the kernels: build.sh FOLDER
-# FOLDER has cuda/ and emu/, and gets the libraries. $CXX is the compiler.
+# FOLDER has cuda/ and emu/, and gets the libraries. $CXX is the compiler. An object file that is
+# there already is taken as it is.
 set -euo pipefail
-folder=$1
-cd "$folder"
+cd "$1"
+cxx=${CXX:-g++}
 flags=(-std=c++17 -O2 -g -fPIC -fvisibility=hidden -DDELTAPOOL_EMULATED -Iemu -Wall
   -Wno-unknown-pragmas -Wno-unused-function)
 for kernel in cuda/*.cu; do
-  "${CXX:-g++}" "${flags[@]}" -include emu.h -x c++ -c "$kernel" -o "${kernel%.cu}.o"
+  object=${kernel%.cu}.o
+  [ -f "$object" ] || "$cxx" "${flags[@]}" -include emu.h -x c++ -c "$kernel" -o "$object"
 done
 for part in emu driver; do
-  "${CXX:-g++}" "${flags[@]}" -c "emu/$part.cpp" -o "emu/$part.o"
+  [ -f "emu/$part.o" ] || "$cxx" "${flags[@]}" -c "emu/$part.cpp" -o "emu/$part.o"
 done
 # Loaded by path, found by name by whoever asks for libcuda afterwards.
-"${CXX:-g++}" -shared -Wl,-soname,libcuda.so -Wl,-z,nodelete -o libcuda.so cuda/*.o emu/emu.o emu/driver.o
-"${CXX:-g++}" "${flags[@]}" -shared -Wl,-soname,libnvrtc.so -Wl,-z,nodelete -o libnvrtc.so emu/nvrtc.cpp
-"${CXX:-g++}" "${flags[@]}" -shared -Wl,-soname,libcublasLt.so -Wl,-z,nodelete -o libcublasLt.so \
-  emu/blaslt.cpp libcuda.so
+library=(-shared -Wl,-z,nodelete)
+"$cxx" "${library[@]}" -Wl,-soname,libcuda.so -o libcuda.so cuda/*.o emu/emu.o emu/driver.o
+"$cxx" "${flags[@]}" "${library[@]}" -Wl,-soname,libnvrtc.so -o libnvrtc.so emu/nvrtc.cpp
+"$cxx" "${flags[@]}" "${library[@]}" -Wl,-soname,libcublasLt.so -o libcublasLt.so emu/blaslt.cpp \
+  libcuda.so

@@ -37,9 +37,11 @@ enum Result {
 struct Event {
   uint64_t recorded = 0, reached = 0;
 };
+// Work that waits for an event keeps it: one may be destroyed before it is reached.
+using EventHandle = std::shared_ptr<Event>;
 struct Work {
   std::function<void()> run;
-  Event* wait = nullptr;
+  EventHandle wait;
   uint64_t until = 0;
 };
 struct Stream {
@@ -128,7 +130,9 @@ static int push(void* handle, Work work) {
     stream->queue.push_back(std::move(work));
   return SUCCESS;
 }
-static int push(void* handle, std::function<void()> run) { return push(handle, Work{std::move(run)}); }
+static int push(void* handle, std::function<void()> run) {
+  return push(handle, Work{std::move(run), nullptr, 0});
+}
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
@@ -299,32 +303,30 @@ API cuStreamSynchronize(void* handle) {
 }
 API cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   IN_CONTEXT;
-  Event* event = (Event*)event_handle;
+  EventHandle event = *(EventHandle*)event_handle;
   if (stream_of(handle)->capturing) return event->recorded ? CAPTURE_ISOLATION : SUCCESS;
   return push(handle, Work{nullptr, event, event->recorded});
 }
 API cuEventCreate(void** handle, unsigned) {
   IN_CONTEXT;
-  *handle = new Event;
+  *handle = new EventHandle(new Event);
   return SUCCESS;
 }
 API cuEventDestroy_v2(void* handle) {
   LOCKED;
-  Event* event = (Event*)handle;
-  run_until([=] { return event->reached >= event->recorded; });
-  delete event;
+  delete (EventHandle*)handle;
   return SUCCESS;
 }
 API cuEventRecord(void* handle, void* stream) {
   IN_CONTEXT;
-  Event* event = (Event*)handle;
+  EventHandle event = *(EventHandle*)handle;
   if (stream_of(stream)->capturing) return SUCCESS;
   uint64_t number = ++event->recorded;
   return push(stream, [=] { event->reached = number; });
 }
 API cuEventSynchronize(void* handle) {
   IN_CONTEXT;
-  Event* event = (Event*)handle;
+  EventHandle event = *(EventHandle*)handle;
   uint64_t number = event->recorded;
   run_until([=] { return event->reached >= number; });
   return SUCCESS;
@@ -332,7 +334,7 @@ API cuEventSynchronize(void* handle) {
 // Somebody who asks again and again must see it happen: a question moves the streams on.
 API cuEventQuery(void* handle) {
   IN_CONTEXT;
-  Event* event = (Event*)handle;
+  EventHandle event = *(EventHandle*)handle;
   if (event->reached >= event->recorded) return SUCCESS;
   bool once = false;
   run_until([&] { return std::exchange(once, true); });

@@ -3,9 +3,11 @@
 
 mod cuda_support;
 
-use cuda_support::{Sequences, Values, assert_close, device, with_seeds};
-use kernels::cuda::{DeviceArena, DeviceBuffer, Slots, conv, dense};
-use kernels::{Arena, Form, Rows, RowsMut, activation};
+use cuda_support::{Sequences, Values, assert_caught, assert_close, device, sanitized, with_seeds};
+use kernels::cuda::{Cuda, DeviceArena, DeviceBuffer, Slots, conv, dense};
+use kernels::norm::GateKind;
+use kernels::rope::{Rope, RopeScaling};
+use kernels::{Arena, Dtype, Form, Matrix, Rows, RowsMut, activation, norm, rope};
 
 /// Starts and lengths that a batch can have: single rows, replayed answers, prompts that begin on
 /// and off the grid, end on and off it, and pass over it.
@@ -24,8 +26,11 @@ const MIXED: [(usize, usize, Form); 9] = [
 #[test]
 fn element_wise_functions_are_their_definitions() {
     let Some(device) = device() else { return };
-    let cuda = &device.cuda;
-    with_seeds(&device, 2, |seed| {
+    with_seeds(&device, 2, |seed| element_wise(&device.cuda, seed));
+}
+
+fn element_wise(cuda: &Cuda, seed: u64) {
+    {
         // Four at a time, one at a time, and parts of wider rows.
         for (rows, width, from, part) in [(3, 1028, 0, 1028), (2, 37, 0, 37), (5, 96, 32, 40)] {
             let mut values = Values::new(seed);
@@ -58,14 +63,17 @@ fn element_wise_functions_are_their_definitions() {
                 assert_close(name, &got, &want, tolerance);
             }
         }
-    });
+    }
 }
 
 #[test]
 fn the_convolution_is_its_definition() {
     let Some(device) = device() else { return };
-    let cuda = &device.cuda;
-    with_seeds(&device, 2, |seed| {
+    with_seeds(&device, 2, |seed| convolution(&device.cuda, seed));
+}
+
+fn convolution(cuda: &Cuda, seed: u64) {
+    {
         for (channels, width, at) in [(200, 4, 64), (130, 2, 0), (5, 8, 16)] {
             let mut values = Values::new(seed);
             let sequences = Sequences::new(&MIXED, 64 + at + 4 * (width - 1) * channels);
@@ -109,5 +117,158 @@ fn the_convolution_is_its_definition() {
             // Windows are copies, and nothing else is touched.
             assert!(after == arena.f32s(0, after.len()), "windows");
         }
+    }
+}
+
+#[test]
+fn norms_are_their_definitions() {
+    let Some(device) = device() else { return };
+    with_seeds(&device, 2, |seed| norms(&device.cuda, seed));
+}
+
+fn norms(cuda: &Cuda, seed: u64) {
+    // A row to a warp and to a block, whole and part of wider rows.
+    for (rows, width, stride) in [(11, 128, 128), (3, 20, 24), (2, 512, 512), (3, 1300, 1301)] {
+        let mut values = Values::new(seed);
+        let (x, gate) = (values.take(rows * stride), values.take(rows * stride));
+        let weights = values.take(width);
+        let (x_on, gate_on) = (on(cuda, &x), on(cuda, &gate));
+        let weights_on = on(cuda, &weights);
+        let x_rows = Rows::new(&x, stride).columns(0, width);
+        let gate_rows = Rows::new(&gate, stride).columns(0, width);
+        let x_on = x_on.rows(rows, stride).columns(0, width);
+        let gate_on = gate_on.rows(rows, stride).columns(0, width);
+        let mut want = vec![0.0; rows * width];
+        let mut out = on(cuda, &want);
+        for offset in [false, true] {
+            let scale = if offset { norm::Scale::OnePlus } else { norm::Scale::Plain };
+            let scale_on = if offset { dense::Scale::OnePlus } else { dense::Scale::Plain };
+            norm::naive::rms_norm(x_rows, scale(&weights), 1e-5, RowsMut::new(&mut want, width));
+            let to = out.rows_mut(rows, width);
+            dense::rms_norm(cuda, x_on, scale_on(weights_on.slice()), 1e-5, to).expect("launched");
+            assert_close("norm", &out.read(cuda).expect("it ran"), &want, 2e-6);
+            let mut in_place = on(cuda, &x);
+            let at = in_place.rows_mut(rows, stride).columns(0, width);
+            dense::rms_norm_in_place(cuda, at, scale_on(weights_on.slice()), 1e-5)
+                .expect("launched");
+            let got = in_place.read(cuda).expect("it ran");
+            for (i, got) in got.chunks(stride).enumerate() {
+                assert!(got[..width] == out.read(cuda).expect("it ran")[i * width..][..width]);
+                assert!(got[width..] == x[i * stride + width..(i + 1) * stride]);
+            }
+        }
+        for kind in [GateKind::Sigmoid, GateKind::Silu] {
+            let to = RowsMut::new(&mut want, width);
+            norm::naive::rms_norm_gated(x_rows, &weights, 1e-5, gate_rows, kind, to);
+            let to = out.rows_mut(rows, width);
+            let gate = (gate_on, kind);
+            dense::rms_norm_gated(cuda, x_on, weights_on.slice(), 1e-5, gate, to)
+                .expect("launched");
+            assert_close("gated norm", &out.read(cuda).expect("it ran"), &want, 2e-6);
+        }
+    }
+}
+
+fn on<T: bytemuck::Pod>(cuda: &Cuda, values: &[T]) -> DeviceBuffer<T> {
+    DeviceBuffer::of(cuda, values).expect("room")
+}
+
+#[test]
+fn rotary_positions_are_their_definition() {
+    let Some(device) = device() else { return };
+    with_seeds(&device, 2, |seed| rotary(&device.cuda, seed));
+}
+
+fn rotary(cuda: &Cuda, seed: u64) {
+    let (head_dim, heads) = (96, 3);
+    for dim in [96, 64] {
+        let rope = Rope::new(dim, 1e4, RopeScaling::None);
+        let positions = [0, 1, 70_000, 1_000_000];
+        let mut angles = vec![0.0; positions.len() * dim];
+        rope::angles(&rope, &positions, &mut angles);
+        let frequencies = dense::Frequencies::new(cuda, &rope).expect("room");
+        let positions = on(cuda, &positions.map(|position| position as i32));
+        let mut angles_on = on(cuda, &vec![0.0; angles.len()]);
+        let rows = positions.len();
+        dense::angles(cuda, &frequencies, positions.slice(), angles_on.rows_mut(rows, dim))
+            .expect("launched");
+        assert_close("angles", &angles_on.read(cuda).expect("it ran"), &angles, 1e-7);
+        let mut x = Values::new(seed).take(rows * (heads * head_dim + 5));
+        let mut x_on = on(cuda, &x);
+        let columns = |x| RowsMut::columns(x, 5, heads * head_dim);
+        let x_rows = columns(RowsMut::new(&mut x, heads * head_dim + 5));
+        rope::naive::rotate(x_rows, head_dim, Rows::new(&angles, dim));
+        let x_rows = x_on.rows_mut(rows, heads * head_dim + 5).columns(5, heads * head_dim);
+        dense::rotate(cuda, x_rows, head_dim, angles_on.rows(rows, dim)).expect("launched");
+        assert_close("rotated", &x_on.read(cuda).expect("it ran"), &x, 1e-6);
+    }
+}
+
+#[test]
+fn the_embedding_is_its_rows() {
+    let Some(device) = device() else { return };
+    with_seeds(&device, 2, |seed| embedding(&device.cuda, seed));
+}
+
+fn embedding(cuda: &Cuda, seed: u64) {
+    let (vocabulary, width, tokens) = (40, 300, [3u32, 39, 0, 3]);
+    let values = Values::new(seed).take(vocabulary * width);
+    let bf16: Vec<_> = values.iter().map(|x| half::bf16::from_f32(*x)).collect();
+    let f16: Vec<_> = values.iter().map(|x| half::f16::from_f32(*x)).collect();
+    let tables: [(Dtype, &[u8]); 3] = [
+        (Dtype::F32, bytemuck::cast_slice(&values)),
+        (Dtype::Bf16, bytemuck::cast_slice(&bf16)),
+        (Dtype::F16, bytemuck::cast_slice(&f16)),
+    ];
+    for (dtype, bytes) in tables {
+        let matrix = Matrix::new(vocabulary, width, kernels::Values::of_bytes(bytes, dtype));
+        let mut want = vec![0.0; tokens.len() * width];
+        for (token, row) in tokens.iter().zip(want.chunks_mut(width)) {
+            matrix.copy_row(*token as usize, row);
+        }
+        let (bytes, tokens_on) = (on(cuda, bytes), on(cuda, &tokens));
+        let mut out = on(cuda, &want.iter().map(|_| 7.0).collect::<Vec<f32>>());
+        let table = dense::Embedding { bytes: bytes.slice(), dtype, width };
+        dense::embed(cuda, tokens_on.slice(), table, out.rows_mut(4, width)).expect("launched");
+        assert!(out.read(cuda).expect("it ran") == want, "{dtype:?}");
+        let wrong = on(cuda, &[40u32]);
+        dense::embed(cuda, wrong.slice(), table, out.rows_mut(1, width)).expect("launched");
+        assert!(out.read(cuda).expect("it ran")[..width].iter().all(|x| x.is_nan()));
+    }
+}
+
+#[test]
+fn sanitizers_find_nothing() {
+    let Some(device) = device() else { return };
+    sanitized(&device, || {
+        let cuda = &device.cuda;
+        element_wise(cuda, 1);
+        convolution(cuda, 1);
+        norms(cuda, 1);
+        rotary(cuda, 1);
+        embedding(cuda, 1);
     });
+}
+
+#[test]
+fn a_missing_barrier_in_a_sum_is_caught() {
+    let change = (
+        "cuda/common.cuh",
+        "scratch[threadIdx.x / 32] = x;\n  __syncthreads();",
+        "scratch[threadIdx.x / 32] = x;",
+    );
+    assert_caught("norms_are_their_definitions", change);
+}
+
+#[test]
+fn a_window_one_row_off_is_caught() {
+    let change = ("cuda/conv.cu", "int at = rows + j - (W - 1);", "int at = rows + j - W;");
+    assert_caught("the_convolution_is_its_definition", change);
+}
+
+/// Only some shapes show it, and only to who knows where memory ends.
+#[test]
+fn a_read_past_the_end_is_caught() {
+    let change = ("cuda/dense.cu", "if (c >= a.width) return;\n    float4 p", "float4 p");
+    assert_caught("sanitizers_find_nothing", change);
 }

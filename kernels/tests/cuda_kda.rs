@@ -3,7 +3,8 @@
 
 mod cuda_support;
 
-use cuda_support::{Device, Sequences, Values, assert_close, device, with_seeds};
+use cuda_support::with_seeds;
+use cuda_support::{Device, Sequences, Values, assert_caught, assert_close, device, sanitized};
 use kernels::cuda::kda::{DecayGate, Inputs, Output, kda, work_len};
 use kernels::cuda::{Cuda, DeviceArena, DeviceBuffer, Slots};
 use kernels::kda::{Gate, Shape};
@@ -287,6 +288,63 @@ fn bits_depend_on_nothing_but_the_sequence() {
     }
     assert!(outputs == replayed.outputs, "an answer's outputs");
     assert!(state == Some(replayed.state), "an answer's state");
+}
+
+/// Every kernel of the file, with a shape that fills its tiles and one that does not.
+#[test]
+fn sanitizers_find_nothing() {
+    let Some(device) = device() else { return };
+    let list = [(70, 2, Form::Step), (63, 70, Form::Chunk)];
+    sanitized(&device, || {
+        for shape in [SHAPES[0], SHAPES[2]] {
+            let shape = Shape { key_heads: 1, value_heads: 1, ..shape };
+            let gate = Some(Gate::Softplus);
+            let layer = Layer::new(shape, gate, false, Some(GateKind::Sigmoid));
+            layer.compare(&device, &list, 2e-5);
+        }
+    });
+}
+
+#[test]
+fn a_missing_barrier_is_caught() {
+    let change = ("cuda/kda.cu", "__syncthreads();  // vectors are there", "");
+    assert_caught("steps_are_their_definition", change);
+}
+
+/// The numbers can be right by luck here: only the race detector is sure to see it.
+#[test]
+fn a_barrier_missing_before_memory_is_used_again_is_caught() {
+    let change = ("cuda/kda.cu", "__syncthreads();  // factors are read", "");
+    assert_caught("sanitizers_find_nothing", change);
+}
+
+#[test]
+fn a_copy_that_is_not_waited_for_is_caught() {
+    let change = ("cuda/kda.cu", "copy_async_wait(0);", "copy_async_wait(1);");
+    assert_caught("chunks_are_their_definition", change);
+}
+
+#[test]
+fn a_buffer_filled_again_too_early_is_caught() {
+    let early = "__syncthreads();  // the state is there; the rest is read";
+    let change = ("cuda/kda.cu", early, "");
+    assert_caught("sanitizers_find_nothing", change);
+}
+
+#[test]
+fn a_state_one_place_off_is_caught() {
+    let right = "return (float*)(a.arena + slot + a.at) + (int64_t)head";
+    let change =
+        ("cuda/kda.cu", right, "return (float*)(a.arena + slot + a.at) + 4 + (int64_t)head");
+    assert_caught("steps_are_their_definition", change);
+}
+
+/// Reading before decaying still gives fluent text.
+#[test]
+fn a_read_before_the_decay_is_caught() {
+    let right = "x[i] = mul4(x[i], decay[i]);\n      read = dot4(x[i], k[i], read);";
+    let wrong = "read = dot4(x[i], k[i], read);\n      x[i] = mul4(x[i], decay[i]);";
+    assert_caught("steps_are_their_definition", ("cuda/kda.cu", right, wrong));
 }
 
 struct Ran {

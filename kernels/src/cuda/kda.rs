@@ -23,12 +23,12 @@ const SPLIT: usize = 32;
 const STEP_SHARED: usize = 4 * (3 * MAX_KEY + MAX_VALUE + 4 * 8);
 const PREPARE_SHARED: usize = 4
     * ((3 * CELL_LEN + 2 * 16 + CELL_LEN - 16) * (MAX_KEY + 4)
-        + 2 * CELL_LEN * (CELL_LEN + 4)
+        + CELL_LEN * (CELL_LEN + 4)
         + CELL_LEN);
 const SCAN_SHARED: usize = 4
     * ((3 * CELL_LEN + SPLIT) * (MAX_KEY + 4)
         + 2 * CELL_LEN * (CELL_LEN + 4)
-        + 2 * CELL_LEN * (SPLIT + 4));
+        + CELL_LEN * (SPLIT + 4));
 
 const fn kernel(name: &'static str, shared: usize) -> Kernel<KdaArgument> {
     Kernel::new("kda.cu", name, 256).shared(shared)

@@ -43,5 +43,5 @@ pub use memory::{
     DeviceArena, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSlice, Direction, HostArena,
     NotPinned, Piece, Transfer,
 };
-pub use module::{SOURCES, Source, arch_of, compile, default_cache};
+pub use module::{Compiled, SOURCES, Source, arch_of, compile, default_cache};
 pub use spans::{Capacity, DeviceSpans, Slots, Step, StepTable};

@@ -123,7 +123,7 @@ impl Modules {
         if let Some(image) = kept.as_ref().and_then(|path| key.read(path)) {
             return Ok(image);
         }
-        let image = compile(source.name, source.text, &self.arch)?;
+        let image = compile(source.name, source.text, &self.arch)?.image;
         if let Some(path) = kept {
             // Without a kept file the next run compiles again, and nothing else.
             let _ = key.write(&path, &image);
@@ -150,11 +150,20 @@ fn check_argument<A>(function: &CudaFunction, kernel: &Kernel<A>) -> Result<(), 
     Ok(())
 }
 
+/// A kernel file as its compiler leaves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compiled {
+    /// Code for the device.
+    pub image: Vec<u8>,
+    /// What each kernel uses: registers, memory of its own, barriers.
+    pub report: String,
+}
+
 /// Compiles a kernel file for `arch` (as `sm_90a`) with NVRTC.
 ///
 /// # Errors
 /// When there is no compiler, or it refuses: then with what it says.
-pub fn compile(file: &str, text: &str, arch: &str) -> Result<Vec<u8>, CudaError> {
+pub fn compile(file: &str, text: &str, arch: &str) -> Result<Compiled, CudaError> {
     // SAFETY: as in `image`.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoCompiler { file: file.into() });
@@ -176,20 +185,21 @@ pub fn compile(file: &str, text: &str, arch: &str) -> Result<Vec<u8>, CudaError>
         )
     };
     created.result().map_err(|error| failed(format!("{error:?}")))?;
-    let options = [format!("--gpu-architecture={arch}"), "--std=c++17".into()];
-    // SAFETY: the program was created above and is destroyed below.
-    let image = unsafe { compile_program(program, &options).and_then(|()| cubin(program)) };
-    let image = image.map_err(|error| {
-        // SAFETY: as above; a log ends with a zero.
-        let log = unsafe {
-            get_program_log(program)
-                .map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned())
-        };
-        failed(log.unwrap_or_else(|_| format!("{error:?}")))
-    });
-    // SAFETY: it is not used afterwards.
-    let _ = unsafe { destroy_program(program) };
-    image
+    let options =
+        [format!("--gpu-architecture={arch}"), "--std=c++17".into(), "--ptxas-options=-v".into()];
+    // SAFETY: the program was created above and is destroyed below; a log ends with a zero.
+    let (image, log) = unsafe {
+        let image = compile_program(program, &options).and_then(|()| cubin(program));
+        let log = get_program_log(program)
+            .map(|log| CStr::from_ptr(log.as_ptr()).to_string_lossy().into_owned());
+        let _ = destroy_program(program);
+        (image, log.unwrap_or_default())
+    };
+    match image {
+        Ok(image) => Ok(Compiled { image, report: log }),
+        Err(error) if log.is_empty() => Err(failed(format!("{error:?}"))),
+        Err(_) => Err(failed(log)),
+    }
 }
 
 /// # Safety

@@ -124,7 +124,7 @@ pub fn skip(what: &str) {
 pub fn stand_in() -> Option<&'static StandIn> {
     static LOADED: OnceLock<Option<StandIn>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
-        let folder = build(&[])?;
+        let folder = folder()?;
         // SAFETY: libraries of the project, whose set-up registers kernels and nothing else.
         let load = |name| unsafe { Library::new(folder.join(name)) }.expect("it was just built");
         // The driver first: the products are linked against it, and find it by its name.
@@ -138,75 +138,141 @@ pub fn stand_in() -> Option<&'static StandIn> {
     loaded.as_ref()
 }
 
-/// Where kernels and emulator lie.
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
+/// A change to a file of `cuda/` or `emu/` that a test has to notice: `(file, from, to)`.
+pub type Change<'a> = (&'a str, &'a str, &'a str);
+
+/// Names a change to make before the stand-ins are built, its parts on lines of their own.
+const CHANGE: &str = "DELTAPOOL_TEST_CUDA_CHANGE";
+
+/// Asserts that the test `name` of this file fails when the kernels are built with a change.
+pub fn assert_caught(name: &str, change: Change<'_>) {
+    if on_gpu() {
+        return skip("changes are made to the emulated device only");
+    }
+    let Some(_) = stand_in() else { return };
+    let (file, from, to) = change;
+    let own = std::env::current_exe().expect("a test runs from a file");
+    let ran = Command::new(own)
+        .args(["--exact", name, "--test-threads=1"])
+        .env(CHANGE, [file, from, to].join("\u{1}"))
+        .output()
+        .expect("a test can run itself");
+    let told =
+        String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(told.contains("running 1 test"), "there is no test {name}: {told}");
+    assert!(!told.contains(NOT_BUILT), "{change:?} does not build: {told}");
+    // Either the test fails, or the emulator ends the process where it finds the fault.
+    assert!(!ran.status.success(), "{name} passes with {from:?} changed to {to:?}");
 }
+
+/// Runs `body` and then each of its launches again under the sanitizers.
+pub fn sanitized(device: &Device, body: impl FnOnce()) {
+    let Some(stand_in) = device.stand_in else {
+        return skip("sanitizers watch the emulated device only");
+    };
+    let folder = folder().expect("the stand-in was built there");
+    let record = folder.join(format!("launches-{}", std::process::id()));
+    stand_in.record(Some(&record));
+    body();
+    device.cuda.synchronize().expect("it ran");
+    stand_in.record(None);
+    let _alone = lock(&folder);
+    let mut command = Command::new("bash");
+    command.arg(folder.join("emu/sanitize.sh")).args([&folder, &record]).env("CXX", compiler());
+    let ran = command.output().expect("bash is there");
+    fs::remove_file(&record).expect("the record is there");
+    let told = String::from_utf8_lossy(&ran.stderr);
+    if told.contains("cannot find -ltsan") || told.contains("setarch: ") {
+        return skip("the sanitizers cannot run here");
+    }
+    assert!(ran.status.success(), "{told}");
+}
+
+/// What is told when the stand-ins cannot be built.
+const NOT_BUILT: &str = "the emulated device does not compile";
 
 fn compiler() -> OsString {
     std::env::var_os("CXX").unwrap_or_else(|| "g++".into())
 }
 
-/// Builds the stand-ins, with each `(file, from, to)` of `changes` made to a kernel file first:
-/// the folder they are in, or none without a compiler.
-///
-/// # Panics
-/// When the compiler is there and fails, or a change finds not exactly one place.
-pub fn build(changes: &[(&str, &str, &str)]) -> Option<PathBuf> {
-    let compiler = compiler();
-    let version = Command::new(&compiler).arg("--version").output().ok()?;
-    let files = files(changes);
-    let mut hasher = DefaultHasher::new();
-    (&files, &version.stdout).hash(&mut hasher);
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    fs::create_dir_all(&root).expect("the build folder can be written");
-    let folder = root.join(format!("{:016x}", hasher.finish()));
-    // Test binaries run side by side: one builds, the others wait.
+/// Builds the stand-ins, with the change this process was given: the folder they are in, or none
+/// without a compiler.
+fn folder() -> Option<PathBuf> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let version = Command::new(compiler()).arg("--version").output().ok()?.stdout;
+        let plain = build(&version, &files(), None);
+        let Ok(change) = std::env::var(CHANGE) else { return Some(plain) };
+        let parts: Vec<_> = change.split('\u{1}').collect();
+        let [file, from, to] = parts[..] else { panic!("a change has three parts") };
+        let mut changed = files();
+        let (_, text) =
+            changed.iter_mut().find(|(path, _)| path == file).expect("a change is of a file");
+        assert_eq!(text.matches(from).count(), 1, "{NOT_BUILT}: {from:?} in {file}");
+        *text = text.replacen(from, to, 1);
+        let object = Path::new(file).with_extension("o");
+        // A header is in every object.
+        let one = file.ends_with(".cu") || file.ends_with(".cpp");
+        Some(build(&version, &changed, one.then_some((&plain, &object))))
+    });
+    built.clone()
+}
+
+/// Test binaries run side by side: one builds in a folder, the others wait.
+fn lock(folder: &Path) -> File {
     let lock =
         File::create(folder.with_extension("lock")).expect("the build folder can be written");
     lock.lock().expect("files can be locked");
-    if !folder.join("built").exists() {
-        write_sources(&folder, &files);
-        compile(&compiler, &folder);
-        File::create(folder.join("built")).expect("the build folder can be written");
-    }
-    Some(folder)
+    lock
 }
 
-/// All files of `cuda/` and `emu/`, as `(path, text)`, changed.
-fn files(changes: &[(&str, &str, &str)]) -> Vec<(String, String)> {
+/// Builds `files` in a folder of their own. Where only one object differs from another build, the
+/// rest is taken from there.
+fn build(version: &[u8], files: &[(String, String)], like: Option<(&Path, &Path)>) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    (files, version).hash(&mut hasher);
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    fs::create_dir_all(&root).expect("the build folder can be written");
+    let folder = root.join(format!("{:016x}", hasher.finish()));
+    let _alone = lock(&folder);
+    if folder.join("built").exists() {
+        return folder;
+    }
+    for (path, text) in files {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().expect("it is in a folder")).expect("it can be written");
+        fs::write(path, text).expect("the build folder can be written");
+    }
+    if let Some((plain, object)) = like {
+        for (path, _) in files {
+            let other = Path::new(path).with_extension("o");
+            if other != object && plain.join(&other).exists() {
+                fs::copy(plain.join(&other), folder.join(other)).expect("it can be copied");
+            }
+        }
+    }
+    let mut command = Command::new("bash");
+    command.arg(folder.join("emu/build.sh")).arg(&folder).env("CXX", compiler());
+    let built = command.output().expect("bash is there");
+    assert!(built.status.success(), "{NOT_BUILT}: {}", String::from_utf8_lossy(&built.stderr));
+    File::create(folder.join("built")).expect("the build folder can be written");
+    folder
+}
+
+/// All files of `cuda/` and `emu/`, as `(path, text)`.
+fn files() -> Vec<(String, String)> {
     let mut files = Vec::new();
     for folder in ["cuda", "emu"] {
-        for entry in fs::read_dir(sources().join(folder)).expect("the sources are there") {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        for entry in fs::read_dir(path).expect("the sources are there") {
             let path = entry.expect("the sources can be listed").path();
             let name = path.file_name().and_then(|name| name.to_str()).expect("ASCII names");
             let text = fs::read_to_string(&path).expect("the sources can be read");
             files.push((format!("{folder}/{name}"), text));
         }
     }
-    for (file, from, to) in changes {
-        let (_, text) =
-            files.iter_mut().find(|(path, _)| path == file).expect("a change is of a file");
-        assert_eq!(text.matches(from).count(), 1, "{from:?} in {file}");
-        *text = text.replacen(from, to, 1);
-    }
     files.sort();
     files
-}
-
-fn write_sources(folder: &Path, files: &[(String, String)]) {
-    for (path, text) in files {
-        let path = folder.join(path);
-        fs::create_dir_all(path.parent().expect("it is in a folder")).expect("it can be written");
-        fs::write(path, text).expect("the build folder can be written");
-    }
-}
-
-fn compile(compiler: &OsString, folder: &Path) {
-    let script = folder.join("emu/build.sh");
-    let built = Command::new("bash").arg(script).arg(folder).env("CXX", compiler).output();
-    let built = built.expect("bash is there");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
 /// Values in -1..1 that look random.
