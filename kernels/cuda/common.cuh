@@ -44,6 +44,14 @@ DEVICE float high_f32(uint32_t pair) {
 DEVICE float to_f32(bf16 x) { return low_f32(x.bits); }
 DEVICE float to_f32(float x) { return x; }
 
+// The bits of x for a product in tf32: rounded to 10 bits of mantissa, since what stands below them
+// is ignored.
+DEVICE uint32_t to_tf32(float x) {
+  FloatBits r;
+  r.value = x;
+  return r.bits + 0x1000u;
+}
+
 #ifdef DELTAPOOL_EMULATED
 #include "intrinsics.h"
 #else
@@ -78,6 +86,15 @@ DEVICE float exp2_fast(float x) {
 DEVICE void mma_bf16_16816(float* d, const uint32_t* a, const uint32_t* b) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// d[16x8] += a[16x8] b[8x8], tf32 in (to_tf32), f32 out.
+DEVICE void mma_tf32_1688(float* d, const uint32_t* a, const uint32_t* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -13,8 +13,10 @@
 //   norms. Both products with a state row are summed together: S q after the write is
 //   (decayed S) q + write (k q), so a row needs one reduction.
 // kda_prepare, kda_scan, kda_norm: spans of form Chunk, in the chunkwise form of MODELS.md section
-//   4, in f32. What needs no state is prepared for all chunks at once; only the scan goes chunk by
+//   4. What needs no state is prepared for all chunks at once, in f32; only the scan goes chunk by
 //   chunk, and is split over V, since a single prompt waits for that chain and for nothing else.
+//   It is bound by f32 products in kda_scan, and by reads of shared memory in kda_scan_tf32, which
+//   multiplies in tf32; the state is f32 in both.
 #include "common.cuh"
 
 #define MAX_KEY 128
@@ -241,7 +243,9 @@ STEP_KERNEL(128)
 #define CHUNK_ROW (CHUNK + 4)
 // Columns of V that a block of the scan has.
 #define SPLIT 32
-#define SPLIT_ROW (SPLIT + 4)
+// Rows that a warp reads by column, eight values longer for the same reason.
+#define SPLIT_ROW (SPLIT + 8)
+#define REST_ROW (MAX_KEY + 8)
 
 // A span's chunks end on the grid, the last with the span.
 struct Chunk {
@@ -439,7 +443,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_prepare(const
 KERNEL_SHARED(kda_prepare, PrepareShared)
 
 struct ScanShared {
-  float key[CHUNK][KEY_ROW], query[CHUNK][KEY_ROW], rest[CHUNK][KEY_ROW];
+  float key[CHUNK][KEY_ROW], query[CHUNK][KEY_ROW], rest[CHUNK][REST_ROW];
   float solve[CHUNK][CHUNK_ROW], score[CHUNK][CHUNK_ROW];
   // The block's rows of the state, and what each row of the chunk lacks, then writes.
   float state[SPLIT][KEY_ROW];
@@ -462,6 +466,9 @@ DEVICE void fetch_rest(const KdaArgument& a, Work work, int rows, ScanShared* sh
   int quads = a.key_dim / 4;
   for (int i = threadIdx.x; i < rows * quads; i += CHUNK_THREADS)
     copy_async_16(&shared->rest[i / quads][i % quads * 4], work.rest + i * 4);
+  // Eight rows are multiplied at once.
+  for (int i = rows * quads + threadIdx.x; i < (rows + 7) / 8 * 8 * quads; i += CHUNK_THREADS)
+    store4(&shared->rest[i / quads][i % quads * 4], make_float4(0, 0, 0, 0));
   for (int i = threadIdx.x; i < rows * (CHUNK / 4); i += CHUNK_THREADS) {
     int row = i / (CHUNK / 4), c = i % (CHUNK / 4) * 4;
     copy_async_16(&shared->solve[row][c], work.solve + i * 4);
@@ -470,68 +477,167 @@ DEVICE void fetch_rest(const KdaArgument& a, Work work, int rows, ScanShared* sh
   copy_async_commit();
 }
 
-// A thread's part of a [CHUNK][SPLIT] product: four rows and two columns.
-struct Part {
-  int row, column;
-};
+// The products of a chunk in f32. A thread has eight values of a [CHUNK][SPLIT] product, four rows
+// and two columns, and sixteen of the state.
+struct InF32 {
+  DEVICE int first_row() { return threadIdx.x / (SPLIT / 2) * 4; }
+  DEVICE int first_column() { return threadIdx.x % (SPLIT / 2) * 2; }
+  DEVICE int row(int i) { return first_row() + i / 2; }
+  DEVICE int column(int i) { return first_column() + i % 2; }
+  // Rows of the product that end with the thread's own, and how many are multiplied at once.
+  DEVICE int last_row() { return first_row() + 4; }
+  static const int AT_ONCE = 4;
 
-// sums += left[rows][0..end] right[0..end][columns]; left is zero behind the diagonal and right
-// behind the chunk, so `end` may be rounded up to four.
-DEVICE void multiply(const float (*left)[CHUNK_ROW], const float (*right)[SPLIT_ROW], Part part,
-                     int end, float sums[4][2]) {
-  for (int j = 0; j < end; j += 4) {
-    float2 r[4];
+  // What the state before the chunk gives for every key and query.
+  DEVICE void read_state(const KdaArgument& a, const ScanShared* shared, float* with_key,
+                                float* with_query) {
+    for (int c = 0; c < a.key_dim; c += 4) {
+      float4 state[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) r[i] = *(const float2*)&right[j + i][part.column];
+      for (int j = 0; j < 2; j++) state[j] = load4(&shared->state[first_column() + j][c]);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float4 l = load4(&left[part.row + i][j]);
-      sums[i][0] = fmaf(l.w, r[3].x, fmaf(l.z, r[2].x, fmaf(l.y, r[1].x, fmaf(l.x, r[0].x, sums[i][0]))));
-      sums[i][1] = fmaf(l.w, r[3].y, fmaf(l.z, r[2].y, fmaf(l.y, r[1].y, fmaf(l.x, r[0].y, sums[i][1]))));
-    }
-  }
-}
-
-// What the state before the chunk gives for every key and query.
-DEVICE void read_state(const KdaArgument& a, Part part, const ScanShared* shared,
-                       float with_key[4][2], float with_query[4][2]) {
-  for (int c = 0; c < a.key_dim; c += 4) {
-    float4 state[2];
+      for (int i = 0; i < 4; i++) {
+        float4 key = load4(&shared->key[first_row() + i][c]);
+        float4 query = load4(&shared->query[first_row() + i][c]);
 #pragma unroll
-    for (int i = 0; i < 2; i++) state[i] = load4(&shared->state[part.column + i][c]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float4 key = load4(&shared->key[part.row + i][c]);
-      float4 query = load4(&shared->query[part.row + i][c]);
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        with_key[i][j] = dot4(key, state[j], with_key[i][j]);
-        with_query[i][j] = dot4(query, state[j], with_query[i][j]);
+        for (int j = 0; j < 2; j++) {
+          with_key[2 * i + j] = dot4(key, state[j], with_key[2 * i + j]);
+          with_query[2 * i + j] = dot4(query, state[j], with_query[2 * i + j]);
+        }
       }
     }
   }
-}
 
-// state = state total + writes^T rest, four rows of V and four channels a thread.
-DEVICE void advance_state(const KdaArgument& a, const float* total, int rows,
-                          ScanShared* shared) {
-  int quads = a.key_dim / 4;
-  for (int i = threadIdx.x; i < SPLIT / 4 * quads; i += CHUNK_THREADS) {
-    int v = i / quads * 4, c = i % quads * 4;
-    float4 factor = load4(total + c), state[4];
+  // sums += left[][0..end] rows[0..end][].
+  DEVICE void multiply(const float (*left)[CHUNK_ROW], const ScanShared* shared, int end,
+                              float* sums) {
+    for (int j = 0; j < end; j += 4) {
+      float2 right[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) state[j] = mul4(load4(&shared->state[v + j][c]), factor);
-    for (int row = 0; row < rows; row++) {
-      float4 rest = load4(&shared->rest[row][c]), write = load4(&shared->rows[row][v]);
-      state[0] = fma4(write.x, rest, state[0]);
-      state[1] = fma4(write.y, rest, state[1]);
-      state[2] = fma4(write.z, rest, state[2]);
-      state[3] = fma4(write.w, rest, state[3]);
+      for (int i = 0; i < 4; i++) right[i] = *(const float2*)&shared->rows[j + i][first_column()];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float4 l = load4(&left[first_row() + i][j]);
+        float4 x = make_float4(right[0].x, right[1].x, right[2].x, right[3].x);
+        float4 y = make_float4(right[0].y, right[1].y, right[2].y, right[3].y);
+        sums[2 * i] = dot4(l, x, sums[2 * i]);
+        sums[2 * i + 1] = dot4(l, y, sums[2 * i + 1]);
+      }
+    }
+  }
+
+  // state = state total + rows^T rest, four rows of V and four channels at once.
+  DEVICE void advance(const KdaArgument& a, const float* total, int count,
+                             ScanShared* shared) {
+    int quads = a.key_dim / 4;
+    for (int i = threadIdx.x; i < SPLIT / 4 * quads; i += CHUNK_THREADS) {
+      int v = i / quads * 4, c = i % quads * 4;
+      float4 factor = load4(total + c), state[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) state[j] = mul4(load4(&shared->state[v + j][c]), factor);
+      for (int row = 0; row < count; row++) {
+        float4 rest = load4(&shared->rest[row][c]), write = load4(&shared->rows[row][v]);
+        state[0] = fma4(write.x, rest, state[0]);
+        state[1] = fma4(write.y, rest, state[1]);
+        state[2] = fma4(write.z, rest, state[2]);
+        state[3] = fma4(write.w, rest, state[3]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; j++) store4(&shared->state[v + j][c], state[j]);
+    }
+  }
+};
+
+// The same on tensor cores. A warp has two tiles of 16 rows and 8 columns of a [CHUNK][SPLIT]
+// product; lane l has rows l / 4 and l / 4 + 8 of a tile, and columns 2 (l % 4) and one on.
+struct InTf32 {
+  DEVICE int warp() { return threadIdx.x / 32; }
+  DEVICE int group() { return threadIdx.x % 32 / 4; }
+  DEVICE int place() { return threadIdx.x % 4; }
+  DEVICE int first_row() { return warp() / 2 * 16; }
+  DEVICE int first_column() { return warp() % 2 * 16; }
+  DEVICE int row(int i) { return first_row() + group() + i % 4 / 2 * 8; }
+  DEVICE int column(int i) { return first_column() + i / 4 * 8 + place() * 2 + i % 2; }
+  DEVICE int last_row() { return first_row() + 16; }
+  static const int AT_ONCE = 8;
+
+  // The lane's part of a 16x8 and of an 8x8 operand whose first value is at `at`.
+  DEVICE void left_tile(const float* at, int row_step, int k_step, uint32_t* a) {
+    at += group() * row_step + place() * k_step;
+    a[0] = to_tf32(at[0]);
+    a[1] = to_tf32(at[8 * row_step]);
+    a[2] = to_tf32(at[4 * k_step]);
+    a[3] = to_tf32(at[8 * row_step + 4 * k_step]);
+  }
+  DEVICE void right_tile(const float* at, int k_step, int column_step, uint32_t* b) {
+    at += place() * k_step + group() * column_step;
+    b[0] = to_tf32(at[0]);
+    b[1] = to_tf32(at[4 * k_step]);
+  }
+
+  DEVICE void read_state(const KdaArgument& a, const ScanShared* shared, float* with_key,
+                                float* with_query) {
+    for (int c = 0; c < a.key_dim; c += 8) {
+      uint32_t key[4], query[4], state[2];
+      left_tile(&shared->key[first_row()][c], KEY_ROW, 1, key);
+      left_tile(&shared->query[first_row()][c], KEY_ROW, 1, query);
+#pragma unroll
+      for (int tile = 0; tile < 2; tile++) {
+        right_tile(&shared->state[first_column() + 8 * tile][c], 1, KEY_ROW, state);
+        mma_tf32_1688(with_key + 4 * tile, key, state);
+        mma_tf32_1688(with_query + 4 * tile, query, state);
+      }
+    }
+  }
+
+  DEVICE void multiply(const float (*left)[CHUNK_ROW], const ScanShared* shared, int end,
+                              float* sums) {
+    for (int j = 0; j < end; j += 8) {
+      uint32_t l[4], right[2];
+      left_tile(&left[first_row()][j], CHUNK_ROW, 1, l);
+#pragma unroll
+      for (int tile = 0; tile < 2; tile++) {
+        right_tile(&shared->rows[j][first_column() + 8 * tile], SPLIT_ROW, 1, right);
+        mma_tf32_1688(sums + 4 * tile, l, right);
+      }
+    }
+  }
+
+  // A warp has 16 rows of V and every fourth run of eight channels.
+  DEVICE void advance(const KdaArgument& a, const float* total, int count,
+                             ScanShared* shared) {
+    const int most = MAX_KEY / 8 / 4;
+    int v = warp() % 2 * 16, tiles = a.key_dim / 8;
+    float state[most][4];
+#pragma unroll
+    for (int i = 0; i < most; i++) {
+      int tile = warp() / 2 + 4 * i, c = tile * 8 + place() * 2;
+      if (tile >= tiles) continue;
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        state[i][j] = shared->state[v + group() + j / 2 * 8][c + j % 2] * total[c + j % 2];
+    }
+    for (int row = 0; row < count; row += 8) {
+      uint32_t writes[4], rest[2];
+      left_tile(&shared->rows[row][v], 1, SPLIT_ROW, writes);
+#pragma unroll
+      for (int i = 0; i < most; i++) {
+        int tile = warp() / 2 + 4 * i;
+        if (tile >= tiles) continue;
+        right_tile(&shared->rest[row][tile * 8], REST_ROW, 1, rest);
+        mma_tf32_1688(state[i], writes, rest);
+      }
     }
 #pragma unroll
-    for (int j = 0; j < 4; j++) store4(&shared->state[v + j][c], state[j]);
+    for (int i = 0; i < most; i++) {
+      int tile = warp() / 2 + 4 * i, c = tile * 8 + place() * 2;
+      if (tile >= tiles) continue;
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        shared->state[v + group() + j / 2 * 8][c + j % 2] = state[i][j];
+    }
   }
-}
+};
 
 DEVICE void keep_state(const KdaArgument& a, int64_t slot, int head, int first_v,
                        const ScanShared* shared) {
@@ -546,52 +652,48 @@ DEVICE void keep_state(const KdaArgument& a, int64_t slot, int head, int first_v
 
 // One chunk: writes = solve (v - key S), out = query S + score writes, S = S total + writes^T rest.
 // The next chunk's copies are asked for as soon as the memory they go to is read.
+template <class Products>
 DEVICE void scan_chunk(const KdaArgument& a, const Span& span, int index, int head, int first_v,
                        bool last, ScanShared* shared) {
   Chunk chunk = chunk_of(span, index);
   Work work = work_of(a, span, index, head);
-  Part part = {(int)threadIdx.x / (SPLIT / 2) * 4, (int)threadIdx.x % (SPLIT / 2) * 2};
-  float with_key[4][2] = {}, outputs[4][2] = {}, writes[4][2] = {};
+  int64_t first_row = span.first_row + chunk.first;
+  float with_key[8] = {}, outputs[8] = {}, writes[8] = {};
   copy_async_wait(1);
   __syncthreads();  // keys, queries and the state are there
-  read_state(a, part, shared, with_key, outputs);
+  Products::read_state(a, shared, with_key, outputs);
   const float* values = a.qkv + columns(a, head).v + first_v;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int64_t row = span.first_row + chunk.first + part.row + i;
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      bool there = part.row + i < chunk.rows && first_v + part.column + j < a.value_dim;
-      float value = there ? values[row * a.qkv_stride + part.column + j] : 0.0f;
-      shared->rows[part.row + i][part.column + j] = there ? value - with_key[i][j] : 0.0f;
-    }
+  for (int i = 0; i < 8; i++) {
+    int row = Products::row(i), v = Products::column(i);
+    // Rows behind the chunk lack nothing, so that they may be multiplied with the others.
+    bool there = row < chunk.rows && first_v + v < a.value_dim;
+    float value = there ? values[(first_row + row) * a.qkv_stride + v] : 0.0f;
+    shared->rows[row][v] = there ? value - with_key[i] : 0.0f;
   }
   copy_async_wait(0);
   __syncthreads();  // what rows lack is there, and the rest; keys and queries are read
   if (!last)
     fetch_rows(a, work_of(a, span, index + 1, head), chunk_of(span, index + 1).rows, shared);
-  // Nothing right of the diagonal: four rows at a time end with the fourth.
-  int end = min(part.row + 4, (chunk.rows + 3) / 4 * 4);
-  multiply(shared->solve, shared->rows, part, end, writes);
+  // Nothing stands right of the diagonal.
+  int at_once = Products::AT_ONCE, rounded = (chunk.rows + at_once - 1) / at_once * at_once;
+  int end = min(Products::last_row(), rounded);
+  Products::multiply(shared->solve, shared, end, writes);
   __syncthreads();  // what rows lack is read
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-      shared->rows[part.row + i][part.column + j] =
-          part.row + i < chunk.rows ? writes[i][j] : 0.0f;
+  for (int i = 0; i < 8; i++) {
+    int row = Products::row(i);
+    shared->rows[row][Products::column(i)] = row < chunk.rows ? writes[i] : 0.0f;
+  }
   __syncthreads();  // writes are there
-  multiply(shared->score, shared->rows, part, end, outputs);
+  Products::multiply(shared->score, shared, end, outputs);
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      int v = first_v + part.column + j;
-      int64_t row = span.first_row + chunk.first + part.row + i;
-      if (part.row + i < chunk.rows && v < a.value_dim)
-        a.out[row * a.out_stride + head * a.value_dim + v] = outputs[i][j];
-    }
-  advance_state(a, work.total, chunk.rows, shared);
+  for (int i = 0; i < 8; i++) {
+    int row = Products::row(i), v = first_v + Products::column(i);
+    if (row < chunk.rows && v < a.value_dim)
+      a.out[(first_row + row) * a.out_stride + head * a.value_dim + v] = outputs[i];
+  }
+  Products::advance(a, work.total, chunk.rows, shared);
   __syncthreads();  // the state is there; the rest is read
   if (!last)
     fetch_rest(a, work_of(a, span, index + 1, head), chunk_of(span, index + 1).rows, shared);
@@ -603,7 +705,8 @@ DEVICE void scan_chunk(const KdaArgument& a, const Span& span, int index, int he
 }
 
 // grid = (value heads, spans, runs of SPLIT columns of V)
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_scan(const KdaArgument a) {
+template <class Products>
+DEVICE void scan(const KdaArgument& a) {
   SHARED(ScanShared, shared);
   Span span = a.spans[blockIdx.y];
   int head = blockIdx.x, first_v = blockIdx.z * SPLIT, quads = a.key_dim / 4;
@@ -620,10 +723,18 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_scan(const Kd
            there ? load4(source + (int64_t)(first_v + v) * a.key_dim + c) : zero);
   }
   for (int i = 0; i < chunks; i++)
-    scan_chunk(a, span, i, head, first_v, i + 1 == chunks, shared);
+    scan_chunk<Products>(a, span, i, head, first_v, i + 1 == chunks, shared);
   keep_state(a, span.write, head, first_v, shared);
 }
+
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_scan(const KdaArgument a) {
+  scan<InF32>(a);
+}
 KERNEL_SHARED(kda_scan, ScanShared)
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 1) kda_scan_tf32(const KdaArgument a) {
+  scan<InTf32>(a);
+}
+KERNEL_SHARED(kda_scan_tf32, ScanShared)
 
 // The gated norm of every head of every row, in place, a warp to a head. Rows of form Step are
 // normed as well, and then written by kda_step.

@@ -5,7 +5,7 @@
 // written too early, gives wrong numbers for some seed. Pageable memory is copied when the call is
 // made, pinned memory when the stream comes to it, as a device does.
 //
-// What it refuses where a driver would: addresses outside an allocation, launches beyond the
+// What it refuses where a driver would, or a device would fail: writes and addresses outside an allocation, launches beyond the
 // limits, a shared size other than the kernel's struct, calls without a current context, what may
 // not be captured.
 #include "emu.h"
@@ -196,6 +196,17 @@ API cuCtxSynchronize() {
 
 // ---- memory: filled with not-a-number, so that nothing relies on a cleared allocation
 
+// What stands behind every allocation, and must stand there after every kernel.
+static constexpr size_t GUARD_BYTES = 4096;
+static constexpr unsigned char GUARD = 0xa5;
+
+static void check_guards(const char* kernel) {
+  static const std::string guard(GUARD_BYTES, (char)GUARD);
+  for (auto [at, bytes] : device_memory)
+    if (memcmp((char*)at + bytes, guard.data(), GUARD_BYTES))
+      emu::fail("%s writes past the end of %zu bytes", kernel, bytes);
+}
+
 API cuMemGetInfo_v2(size_t* free, size_t* total) {
   *free = memory_bytes - used_bytes;
   *total = memory_bytes;
@@ -205,8 +216,9 @@ API cuMemAlloc_v2(Address* at, size_t bytes) {
   IN_CONTEXT;
   if (bytes == 0) return INVALID_VALUE;
   if (used_bytes + bytes > memory_bytes) return OUT_OF_MEMORY;
-  void* memory = aligned_alloc(512, (bytes + 511) & ~size_t(511));
+  void* memory = aligned_alloc(512, (bytes + GUARD_BYTES + 511) & ~size_t(511));
   memset(memory, 0xff, bytes);
+  memset((char*)memory + bytes, GUARD, GUARD_BYTES);
   *at = (Address)memory;
   device_memory[*at] = bytes;
   used_bytes += bytes;
@@ -410,6 +422,7 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     emu::seed = ++kernel_seed;
     launches++;
     emu::launch({gx, gy, gz}, {bx, by, bz}, shared, kernel->entry, pointers.data());
+    check_guards(kernel->name);
   });
 }
 

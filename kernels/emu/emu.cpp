@@ -189,15 +189,19 @@ static void open_barrier() {
   }
 }
 
+// What comes before a barrier is ordered before what comes after it, and before nothing else: a
+// thread that is slow to go on must not see what a fast one released at the next barrier. Nobody
+// can be two barriers ahead, so two places are enough.
 void barrier(int line) {
   Fiber* me = block->current;
   counts.barriers++;
-  RELEASE(&block->at_barrier);
+  [[maybe_unused]] char* passed = &block->passed[me->barriers++ % 2];
+  RELEASE(passed);
   me->state = State::AtBarrier;
   me->line = line;
   if (++block->at_barrier == block->alive) open_barrier();
   if (me->state != State::Ready) give_way();
-  ACQUIRE(&block->at_barrier);
+  ACQUIRE(passed);
 }
 
 void warp_op(unsigned mask, int operation, const void* in, void* out, WarpFunction function,
@@ -211,7 +215,10 @@ void warp_op(unsigned mask, int operation, const void* in, void* out, WarpFuncti
   if (!(mask >> me->lane & 1))
     fail("line %d: lane %u calls a warp operation whose mask (%08x) leaves it out", line, me->lane,
          mask);
-  RELEASE(&warp);
+  // As in `barrier`. Lanes that go different ways count differently: they share a place.
+  bool all = mask == ALL_LANES;
+  [[maybe_unused]] char* passed = &warp.passed[all ? me->warp_ops++ % 2 : 2];
+  RELEASE(passed);
   me->state = State::InWarpOp;
   me->mask = mask;
   me->operation = operation;
@@ -231,7 +238,7 @@ void warp_op(unsigned mask, int operation, const void* in, void* out, WarpFuncti
     for (unsigned m = mask; m; m &= m - 1) lanes[__builtin_ctz(m)].state = State::Ready;
   }
   if (me->state != State::Ready) give_way();
-  ACQUIRE(&warp);
+  ACQUIRE(passed);
 }
 
 void shuffle(Fiber* warp, unsigned mask) {
@@ -320,6 +327,7 @@ static void prepare_fiber(Fiber& fiber, unsigned index, dim3 shape) {
   fiber.warp = index / WARP;
   fiber.state = State::Ready;
   fiber.copy_count = fiber.group_count = 0;
+  fiber.barriers = fiber.warp_ops = 0;
   fiber.thread = {index % shape.x, index / shape.x % shape.y, index / (shape.x * shape.y)};
   void** top = (void**)(block->stacks + STACK_BYTES * (index + 1)) - 3;
   *top = nullptr;

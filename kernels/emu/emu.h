@@ -75,6 +75,7 @@ struct Fiber {
   int line;        // where it was called
   const void* in;  // operands and result, in the fiber's own frame
   void* out;
+  unsigned barriers, warp_ops;  // how many it has passed
   PendingCopy copies[64];
   int copy_count, groups[16], group_count;
   void* sanitizer;
@@ -82,11 +83,13 @@ struct Fiber {
 
 struct Warp {
   unsigned arrived;
+  char passed[3];
 };
 
 struct Block {
   dim3 grid, block, at;
   unsigned threads, alive, at_barrier;
+  char passed[2];
   char* shared;
   size_t shared_bytes;
   Fiber* fibers;

@@ -56,11 +56,37 @@ NOT_WATCHED static void mma_warp(emu::Fiber* warp, unsigned mask) {
   }
 }
 
-static inline void mma_host(float* d, const uint32_t* a, const uint32_t* b, int line) {
-  MmaIn in{a, b};
-  emu::warp_op(emu::ALL_LANES, emu::MMA, &in, d, mma_warp, line);
+// mma.sync.aligned.m16n8k8 of tf32: of an operand's bits the low 13 are not looked at.
+NOT_WATCHED static float tf32(uint32_t bits) {
+  FloatBits x;
+  x.bits = bits & ~0x1fffu;
+  return x.value;
 }
-#define mma_bf16_16816(d, a, b) mma_host((d), (a), (b), __LINE__)
+
+NOT_WATCHED static void mma_tf32_warp(emu::Fiber* warp, unsigned mask) {
+  if (mask != emu::ALL_LANES) emu::fail("mma with a partial warp");
+  float a[16][8], b[8][8];
+  for (int lane = 0; lane < 32; lane++) {
+    const MmaIn* in = (const MmaIn*)warp[lane].in;
+    int group = lane >> 2, place = lane & 3;
+    for (int i = 0; i < 4; i++) a[group + (i & 1) * 8][place + (i >> 1) * 4] = tf32(in->a[i]);
+    for (int i = 0; i < 2; i++) b[place + i * 4][group] = tf32(in->b[i]);
+  }
+  for (int lane = 0; lane < 32; lane++) {
+    float* d = (float*)warp[lane].out;
+    int group = lane >> 2, pair = (lane & 3) * 2;
+    for (int i = 0; i < 4; i++)
+      for (int k = 0; k < 8; k++) d[i] += a[group + (i >> 1) * 8][k] * b[k][pair + (i & 1)];
+  }
+}
+
+static inline void mma_host(float* d, const uint32_t* a, const uint32_t* b,
+                            emu::WarpFunction function, int line) {
+  MmaIn in{a, b};
+  emu::warp_op(emu::ALL_LANES, emu::MMA, &in, d, function, line);
+}
+#define mma_bf16_16816(d, a, b) mma_host((d), (a), (b), mma_warp, __LINE__)
+#define mma_tf32_1688(d, a, b) mma_host((d), (a), (b), mma_tf32_warp, __LINE__)
 
 // ldmatrix.x4: each lane gives the address of one row of eight values. A lane reads its own row, so
 // that the race detector sees the access in the thread that makes it.

@@ -28,8 +28,9 @@ const fn expected(
     Expected { kernel, registers, instructions }
 }
 
-/// Kernels of two blocks of 256 threads may have 128 registers. A state row is read and written 16
-/// bytes at a time; the scan's copies pass the registers by.
+/// Two blocks of 256 threads have room for 128 registers each; kernels of chunks are alone, since
+/// their tiles fill the shared memory. A state row is read and written 16 bytes at a time; the
+/// scan's copies pass the registers by.
 const EXPECTED: &[Expected] = &[
     expected("add", 32, &[("LDG.E.128", 2), ("STG.E.128", 1)]),
     expected("silu_mul", 40, &[("LDG.E.128", 2), ("STG.E.128", 1)]),
@@ -43,8 +44,9 @@ const EXPECTED: &[Expected] = &[
     expected("kda_step_32", 128, &[("LDG.E.128", 2), ("STG.E.128", 1)]),
     expected("kda_step_64", 128, &[("LDG.E.128", 4), ("STG.E.128", 2)]),
     expected("kda_step_128", 128, &[("LDG.E.128", 8), ("STG.E.128", 4), ("LDS.128", 12)]),
-    expected("kda_prepare", 128, &[("LDS.128", 6)]),
-    expected("kda_scan", 128, &[("LDGSTS.E.BYPASS.128", 10), ("LDS.128", 20)]),
+    expected("kda_prepare", 255, &[("LDS.128", 6)]),
+    expected("kda_scan", 255, &[("LDGSTS.E.BYPASS.128", 10), ("LDS.128", 20)]),
+    expected("kda_scan_tf32", 255, &[("LDGSTS.E.BYPASS.128", 10), ("HMMA.1688.F32.TF32", 12)]),
     expected("kda_norm", 64, &[]),
 ];
 

@@ -9,7 +9,7 @@ use kernels::cuda::kda::{DecayGate, Inputs, Output, kda, work_len};
 use kernels::cuda::{Cuda, DeviceArena, DeviceBuffer, Slots};
 use kernels::kda::{Gate, Shape};
 use kernels::norm::GateKind;
-use kernels::{Arena, Form, Rows, RowsMut};
+use kernels::{Arena, Compute, Form, Rows, RowsMut};
 
 const SHAPES: [Shape; 3] = [
     Shape { key_heads: 2, value_heads: 2, key_dim: 128, value_dim: 128 },
@@ -223,6 +223,20 @@ fn chunks_are_their_definition() {
     });
 }
 
+/// 10 bits of mantissa: a product is off by up to 1e-3, a sum of many by less.
+#[test]
+fn chunks_on_tensor_cores_are_their_definition_to_tf32() {
+    let Some(mut device) = device() else { return };
+    device.cuda.compute = Compute::Bf16;
+    let list = [(0, 65, Form::Chunk), (64, 1, Form::Chunk), (40, 90, Form::Chunk)];
+    with_seeds(&device, 2, |_| {
+        for shape in SHAPES {
+            let gate = Some(Gate::Softplus);
+            Layer::new(shape, gate, false, None).compare(&device, &list, 2e-3);
+        }
+    });
+}
+
 #[test]
 fn both_forms_in_a_step_are_their_definition() {
     let Some(device) = device() else { return };
@@ -254,8 +268,14 @@ fn a_gate_that_forgets_everything_gives_numbers() {
 /// uncut; a row of form Step those it has when it is replayed in a run.
 #[test]
 fn bits_depend_on_nothing_but_the_sequence() {
-    let Some(device) = device() else { return };
-    let cuda = &device.cuda;
+    let Some(mut device) = device() else { return };
+    for compute in [Compute::F32, Compute::Bf16] {
+        device.cuda.compute = compute;
+        same_bits(&device.cuda);
+    }
+}
+
+fn same_bits(cuda: &Cuda) {
     let gate = Some(Gate::Softplus);
     let layer = Layer::new(SHAPES[0], gate, false, Some(GateKind::Sigmoid));
     let (start, rows, steps) = (40, 24 + 64 + 30, 3);
@@ -290,45 +310,61 @@ fn bits_depend_on_nothing_but_the_sequence() {
     assert!(state == Some(replayed.state), "an answer's state");
 }
 
-/// Every kernel of the file, with a shape that fills its tiles and one that does not.
+/// Every kernel of the file, with a shape that fills its tiles and one that does not, the last
+/// state at the very end of the arena.
 #[test]
 fn sanitizers_find_nothing() {
-    let Some(device) = device() else { return };
-    let list = [(70, 2, Form::Step), (63, 70, Form::Chunk)];
-    sanitized(&device, || {
-        for shape in [SHAPES[0], SHAPES[2]] {
-            let shape = Shape { key_heads: 1, value_heads: 1, ..shape };
-            let gate = Some(Gate::Softplus);
-            let layer = Layer::new(shape, gate, false, Some(GateKind::Sigmoid));
-            layer.compare(&device, &list, 2e-5);
-        }
-    });
+    let Some(mut device) = device() else { return };
+    let list = [(70, 2, Form::Step), (63, 70, Form::Chunk), (9, 1, Form::Step)];
+    for compute in [Compute::F32, Compute::Bf16] {
+        device.cuda.compute = compute;
+        let cuda = &device.cuda;
+        sanitized(&device, || {
+            for (key_dim, value_dim) in [(64, 32), (44, 20)] {
+                let shape = Shape { key_heads: 1, value_heads: 1, key_dim, value_dim };
+                let gate = Some(Gate::Softplus);
+                let layer = Layer::new(shape, gate, false, Some(GateKind::Sigmoid));
+                let sequences = Sequences::new(&list, layer.slot_bytes());
+                let batch = layer.batch(sequences.rows, &mut Values::new(1));
+                let mut arena = DeviceArena::new(cuda, sequences.bytes - 64).expect("room");
+                layer.on_device(cuda, &sequences, 0, &batch, &mut arena);
+            }
+        });
+    }
 }
 
 #[test]
 fn a_missing_barrier_is_caught() {
     let change = ("cuda/kda.cu", "__syncthreads();  // vectors are there", "");
-    assert_caught("steps_are_their_definition", change);
+    assert_caught("steps_are_their_definition", change, "apart");
 }
 
-/// The numbers can be right by luck here: only the race detector is sure to see it.
+/// The numbers can be right by luck: only the race detector is sure to see it.
 #[test]
 fn a_barrier_missing_before_memory_is_used_again_is_caught() {
     let change = ("cuda/kda.cu", "__syncthreads();  // factors are read", "");
-    assert_caught("sanitizers_find_nothing", change);
+    assert_caught("sanitizers_find_nothing", change, "data race");
 }
 
 #[test]
 fn a_copy_that_is_not_waited_for_is_caught() {
-    let change = ("cuda/kda.cu", "copy_async_wait(0);", "copy_async_wait(1);");
-    assert_caught("chunks_are_their_definition", change);
+    let change = ("cuda/kda.cu", "copy_async_wait(1);", "copy_async_wait(2);");
+    assert_caught("chunks_are_their_definition", change, "apart");
 }
 
 #[test]
 fn a_buffer_filled_again_too_early_is_caught() {
     let early = "__syncthreads();  // the state is there; the rest is read";
     let change = ("cuda/kda.cu", early, "");
-    assert_caught("sanitizers_find_nothing", change);
+    assert_caught("sanitizers_find_nothing", change, "data race");
+}
+
+/// What is read there is used by nobody, so only the bounds detector sees it.
+#[test]
+fn a_read_past_the_end_is_caught() {
+    let right = "bool there = state && v < a.value_dim && c < a.key_dim;";
+    let change = ("cuda/kda.cu", right, "bool there = state && c < a.key_dim;");
+    assert_caught("sanitizers_find_nothing", change, "heap-buffer-overflow");
 }
 
 #[test]
@@ -336,7 +372,7 @@ fn a_state_one_place_off_is_caught() {
     let right = "return (float*)(a.arena + slot + a.at) + (int64_t)head";
     let change =
         ("cuda/kda.cu", right, "return (float*)(a.arena + slot + a.at) + 4 + (int64_t)head");
-    assert_caught("steps_are_their_definition", change);
+    assert_caught("steps_are_their_definition", change, "apart");
 }
 
 /// Reading before decaying still gives fluent text.
@@ -344,7 +380,8 @@ fn a_state_one_place_off_is_caught() {
 fn a_read_before_the_decay_is_caught() {
     let right = "x[i] = mul4(x[i], decay[i]);\n      read = dot4(x[i], k[i], read);";
     let wrong = "read = dot4(x[i], k[i], read);\n      x[i] = mul4(x[i], decay[i]);";
-    assert_caught("steps_are_their_definition", ("cuda/kda.cu", right, wrong));
+    let change = ("cuda/kda.cu", right, wrong);
+    assert_caught("steps_are_their_definition", change, "apart");
 }
 
 struct Ran {

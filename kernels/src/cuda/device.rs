@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result, sys};
 use super::CudaError;
 use super::error::{Named, reason};
 use super::module::{Modules, arch_of};
+use crate::device::Compute;
 
 /// The driver of CUDA 12.8: the oldest whose calls are those the bindings make.
 const LEAST_DRIVER: i32 = 12080;
@@ -43,6 +44,8 @@ pub struct Properties {
 /// operator. One thread at a time gives it work.
 #[derive(Debug)]
 pub struct Cuda {
+    /// How bf16 weights are multiplied, and whether prompts may use tensor cores; f32 unless set.
+    pub compute: Compute,
     pub(super) owner: Arc<Owner>,
     /// Where kernels run.
     pub(super) stream: Arc<CudaStream>,
@@ -99,6 +102,7 @@ impl Cuda {
         let (compute, copies) = (stream()?, [stream()?, stream()?]);
         let arch = arch_of(properties.capability);
         Ok(Cuda {
+            compute: Compute::default(),
             stream: compute,
             copies,
             modules: Modules::new(arch, options.cache, options.compile),

@@ -10,6 +10,7 @@ use super::memory::Extent;
 use super::{
     Cuda, CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSlice, DeviceSpans, Slots,
 };
+use crate::device::Compute;
 use crate::kda::{Gate, Shape};
 use crate::norm::GateKind;
 use crate::span::CELL_LEN;
@@ -26,9 +27,10 @@ const PREPARE_SHARED: usize = 4
         + CELL_LEN * (CELL_LEN + 4)
         + CELL_LEN);
 const SCAN_SHARED: usize = 4
-    * ((3 * CELL_LEN + SPLIT) * (MAX_KEY + 4)
+    * ((2 * CELL_LEN + SPLIT) * (MAX_KEY + 4)
+        + CELL_LEN * (MAX_KEY + 8)
         + 2 * CELL_LEN * (CELL_LEN + 4)
-        + CELL_LEN * (SPLIT + 4));
+        + CELL_LEN * (SPLIT + 8));
 
 const fn kernel(name: &'static str, shared: usize) -> Kernel<KdaArgument> {
     Kernel::new("kda.cu", name, 256).shared(shared)
@@ -38,6 +40,7 @@ const STEP_64: Kernel<KdaArgument> = kernel("kda_step_64", STEP_SHARED);
 const STEP_128: Kernel<KdaArgument> = kernel("kda_step_128", STEP_SHARED);
 const PREPARE: Kernel<KdaArgument> = kernel("kda_prepare", PREPARE_SHARED);
 const SCAN: Kernel<KdaArgument> = kernel("kda_scan", SCAN_SHARED);
+const SCAN_TF32: Kernel<KdaArgument> = kernel("kda_scan_tf32", SCAN_SHARED);
 const NORM: Kernel<KdaArgument> = kernel("kda_norm", 0);
 
 #[repr(C)]
@@ -121,7 +124,8 @@ pub fn work_len(shape: Shape, cells: usize) -> usize {
     cells * shape.value_heads * each
 }
 
-/// Runs every span of a step whose states are in `slots`; padding rows become zeros.
+/// Runs every span of a step whose states are in `slots`; padding rows become zeros. Under
+/// [`Compute::Bf16`] the products with states of Chunk spans are made in tf32, on tensor cores.
 ///
 /// # Errors
 /// When a launch fails.
@@ -144,12 +148,15 @@ pub fn kda(
     let heads = shape.value_heads;
     if spans.chunks > 0 {
         let of_chunks = chunks_of(argument, spans);
+        // A tensor core takes eight channels at once.
+        let tensor = cuda.compute == Compute::Bf16 && shape.key_dim.is_multiple_of(8);
+        let scan = if tensor { &SCAN_TF32 } else { &SCAN };
         // SAFETY: blocks touch rows of their spans, which are rows of the step; parts of slots
         // inside this arena, by `check_part`; and working memory of chunks below `cells`, which is
         // there by `check`.
         unsafe {
             cuda.launch(&PREPARE, [heads, spans.chunks, spans.most_cells], of_chunks)?;
-            cuda.launch(&SCAN, [heads, spans.chunks, shape.value_dim.div_ceil(SPLIT)], of_chunks)?;
+            cuda.launch(scan, [heads, spans.chunks, shape.value_dim.div_ceil(SPLIT)], of_chunks)?;
             if output.is_some() {
                 cuda.launch(&NORM, [(spans.rows * heads).div_ceil(8), 1, 1], of_chunks)?;
             }

@@ -144,8 +144,9 @@ pub type Change<'a> = (&'a str, &'a str, &'a str);
 /// Names a change to make before the stand-ins are built, its parts on lines of their own.
 const CHANGE: &str = "DELTAPOOL_TEST_CUDA_CHANGE";
 
-/// Asserts that the test `name` of this file fails when the kernels are built with a change.
-pub fn assert_caught(name: &str, change: Change<'_>) {
+/// Asserts that the test `name` of this file fails when the kernels are built with a change, and
+/// tells `why`.
+pub fn assert_caught(name: &str, change: Change<'_>, why: &str) {
     if on_gpu() {
         return skip("changes are made to the emulated device only");
     }
@@ -163,6 +164,10 @@ pub fn assert_caught(name: &str, change: Change<'_>) {
     assert!(!told.contains(NOT_BUILT), "{change:?} does not build: {told}");
     // Either the test fails, or the emulator ends the process where it finds the fault.
     assert!(!ran.status.success(), "{name} passes with {from:?} changed to {to:?}");
+    assert!(
+        told.contains(why),
+        "{name} fails with {from:?} changed to {to:?}, but not by {why}: {told}"
+    );
 }
 
 /// Runs `body` and then each of its launches again under the sanitizers.
@@ -336,7 +341,11 @@ impl Sequences {
         };
         for (i, &(start, rows, form)) in list.iter().enumerate() {
             let write = fresh();
-            let read = [fresh(), NO_SLOT, write][i % 3];
+            let read = match i % 3 {
+                0 => fresh(),
+                1 => NO_SLOT,
+                _ => write,
+            };
             let first = snapshots.len();
             let passed = (1..=rows).filter(|after| (start + after) % CELL_LEN == 0);
             snapshots.extend(passed.map(|after_rows| Snapshot { after_rows, slot: fresh() }));
