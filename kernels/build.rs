@@ -34,11 +34,10 @@ fn main() {
         if !made {
             fs::write(&fatbin, b"").expect("the build folder can be written");
         }
-        writeln!(
-            table,
-            "Source {{ name: {name:?}, text: include_str!({file:?}), fatbin: include_bytes!({fatbin:?}) }},"
-        )
-        .expect("a string takes it");
+        let (text, code) =
+            (format!("include_str!({file:?})"), format!("include_bytes!({fatbin:?})"));
+        writeln!(table, "Source {{ name: {name:?}, text: {text}, fatbin: {code} }},")
+            .expect("a string takes it");
     }
     table.push(']');
     fs::write(out.join("cuda_sources.rs"), table).expect("the build folder can be written");

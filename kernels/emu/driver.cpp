@@ -5,9 +5,9 @@
 // written too early, gives wrong numbers for some seed. Pageable memory is copied when the call is
 // made, pinned memory when the stream comes to it, as a device does.
 //
-// What it refuses where a driver would, or a device would fail: writes and addresses outside an allocation, launches beyond the
+// What it refuses where a driver would: addresses outside an allocation, launches beyond the
 // limits, a shared size other than the kernel's struct, calls without a current context, what may
-// not be captured.
+// not be captured. A kernel that writes past an allocation ends the process with its name.
 #include "emu.h"
 
 #include <cstdio>

@@ -166,7 +166,8 @@ static Fiber* next_ready(unsigned from) {
   }
   fail("deadlock in block (%u, %u, %u): %u threads in a warp operation (one at line %d), %u at a "
        "barrier (one at line %d), %u done",
-       block->at.x, block->at.y, block->at.z, in_warp_op, warp_line, at_barrier, barrier_line, done);
+       block->at.x, block->at.y, block->at.z, in_warp_op, warp_line, at_barrier, barrier_line,
+       done);
 }
 
 static void give_way() {

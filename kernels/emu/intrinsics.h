@@ -161,7 +161,8 @@ static inline void copy_async_wait_host(int keep) {
   for (int i = 0; i < count; i++) land(fiber->copies[i].target, fiber->copies[i].source);
   fiber->copy_count -= count;
   memmove(fiber->copies, fiber->copies + count, fiber->copy_count * sizeof fiber->copies[0]);
-  for (int i = done; i < fiber->group_count; i++) fiber->groups[i - done] = fiber->groups[i] - count;
+  for (int i = done; i < fiber->group_count; i++)
+    fiber->groups[i - done] = fiber->groups[i] - count;
   fiber->group_count -= done;
 }
 #define copy_async_wait(keep) copy_async_wait_host(keep)

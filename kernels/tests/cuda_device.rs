@@ -183,7 +183,8 @@ impl Decode {
 }
 
 /// Two sequences decode through one graph. After each step the first is copied to the host, its
-/// slot is filled with junk, and it comes back into another slot, all without a wait of the host: whatever order events allow, the numbers are those of a plain run.
+/// slot is filled with junk, and it comes back into another slot, all without a wait of the host:
+/// whatever order events allow, the numbers are those of a plain run.
 #[test]
 fn a_swap_beside_kernels_gives_the_numbers_of_a_plain_run() {
     let Some(device) = device() else { return };

@@ -28,7 +28,8 @@ pub enum CudaError {
         found: usize,
     },
     /// The device lacks instructions the kernels use.
-    #[error("{name} has compute capability {}.{}, at least 8.0 is needed", capability.0, capability.1)]
+    #[error("{name} has compute capability {}.{}, at least 8.0 is needed",
+            capability.0, capability.1)]
     OldDevice {
         /// The device's name.
         name: String,

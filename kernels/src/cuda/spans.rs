@@ -41,7 +41,7 @@ struct DeviceSpan {
     unused: i32,
 }
 
-/// [`Snapshot`](crate::Snapshot) as kernels read it (common.cuh has the same).
+/// [`Snapshot`] as kernels read it (common.cuh has the same).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceSnapshot {

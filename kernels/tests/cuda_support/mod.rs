@@ -1,8 +1,9 @@
 //! What tests of the CUDA backend share: the emulated device, seeded values, comparison.
 //!
 //! Without `DELTAPOOL_TEST_GPU=1` the tests run on stand-ins for libcuda, libnvrtc and libcublasLt
-//! that run the same kernel files on the processor (`kernels/emu`). They are built here, once for each state of
-//! the sources, with g++ ($CXX if set); where there is none the tests are skipped and say so.
+//! that run the same kernel files on the processor (`kernels/emu`). They are built here, once for
+//! each state of the sources, with g++ ($CXX if set); where there is none the tests are skipped and
+//! say so.
 #![allow(dead_code)]
 
 use std::ffi::OsString;
