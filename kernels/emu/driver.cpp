@@ -535,3 +535,5 @@ TEST void standin_push(void* stream, void (*function)(void*), void* argument) {
   LOCKED;
   push(stream, [=] { function(argument); });
 }
+// ldmatrix so far whose rows shared a bank.
+TEST uint64_t standin_matrix_load_conflicts() { return emu::counts.matrix_load_conflicts; }

@@ -32,6 +32,7 @@ pub mod dense;
 mod device;
 mod error;
 pub mod kda;
+pub mod gemm;
 mod launch;
 mod memory;
 mod module;

@@ -52,6 +52,14 @@ impl StandIn {
         unsafe { count() }
     }
 
+    /// Loads of matrices so far, on this thread, whose rows shared a bank of shared memory.
+    pub fn matrix_load_conflicts(&self) -> u64 {
+        let count: unsafe extern "C" fn() -> u64 =
+            Self::call(&self.driver, "standin_matrix_load_conflicts");
+        // SAFETY: gives a number.
+        unsafe { count() }
+    }
+
     /// Files compiled so far.
     pub fn compiled(&self) -> u64 {
         let count: unsafe extern "C" fn() -> u64 = Self::call(&self.compiler, "standin_compiled");
