@@ -157,6 +157,12 @@ static_assert(sizeof(Snapshot) == 16, "src/cuda/spans.rs has the same");
 
 // ---- what many kernels do
 
+DEVICE float minus_infinity() {
+  FloatBits x;
+  x.bits = 0xff800000u;
+  return x.value;
+}
+
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }

@@ -380,6 +380,8 @@ KERNEL_SHARED(gemm_mma_some, MmaFewShared<32>)
 
 struct MmaManyShared {
   MmaStage<128, 128> stages[STAGES];
+  // Sums of the slices so far, touched once a slice: registers have no room for them.
+  float totals[64][256];
 };
 
 // 128 outputs by 128 rows: eight warps, two by four, of 64 outputs by 32 rows.
@@ -388,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(256) gemm_mma_many(const GemmArgume
   Rows r = rows_of(a, 128, 2, 2);
   if (r.row >= r.end) return;
   int warp = threadIdx.x / 32, outputs = warp / 4 * 64, rows = warp % 4 * 32;
-  float sums[4][4][4], totals[4][4][4];
+  float sums[4][4][4];
 #pragma unroll
   for (int i = 0; i < 64; i++) sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
 #pragma unroll
@@ -402,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(256) gemm_mma_many(const GemmArgume
     if (k > 0 && k % a.slice == 0) {
 #pragma unroll
       for (int i = 0; i < 64; i++) {
-        float sum = sums[i / 16][i / 4 % 4][i % 4], *total = &totals[i / 16][i / 4 % 4][i % 4];
+        float sum = sums[i / 16][i / 4 % 4][i % 4], *total = &shared->totals[i][threadIdx.x];
         *total = k == a.slice ? sum : *total + sum;
         sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
       }
@@ -422,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(256) gemm_mma_many(const GemmArgume
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     float sum = sums[i / 16][i / 4 % 4][i % 4];
-    float total = a.k > a.slice ? totals[i / 16][i / 4 % 4][i % 4] + sum : sum;
+    float total = a.k > a.slice ? shared->totals[i][threadIdx.x] + sum : sum;
     int row = rows + i / 4 % 4 * 8 + row_of(i % 4), output = outputs + i / 16 * 16 + output_of(i % 4);
     put(a, r, r.row + row, blockIdx.x * 128 + output, total);
   }

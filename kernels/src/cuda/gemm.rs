@@ -16,7 +16,7 @@ const FEW: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_few", 256).shared(54_2
 const MANY: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_many", 256).shared(18_432);
 const MMA_FEW: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_mma_few", 256).shared(107_008);
 const MMA_SOME: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_mma_some", 256).shared(164_864);
-const MMA_MANY: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_mma_many", 256).shared(98_304);
+const MMA_MANY: Kernel<GemmArgument> = Kernel::new(FILE, "gemm_mma_many", 256).shared(163_840);
 const ROUND: Kernel<RoundArgument> = Kernel::new(FILE, "round_rows", 256);
 
 /// Slices that inputs are cut into at most, and what their length is a multiple of.
@@ -134,7 +134,12 @@ impl RoundedRows {
     /// # Panics
     /// When there are more rows, or wider ones, than there is room for.
     pub fn round(&mut self, cuda: &Cuda, x: DeviceRows<'_>) -> Result<Rounded<'_>, CudaError> {
-        let x = x.extent;
+        let Extent { count, width, .. } = x.extent;
+        self.round_extent(cuda, x.extent)?;
+        Ok(Rounded { values: self.values.slice(), count, width })
+    }
+
+    pub(super) fn round_extent(&mut self, cuda: &Cuda, x: Extent) -> Result<Side, CudaError> {
         let stride = stride_of(x.width);
         assert!(x.count * stride <= self.values.len(), "{} rows of {}", x.count, x.width);
         let argument = RoundArgument {
@@ -148,7 +153,8 @@ impl RoundedRows {
         // SAFETY: block (i, r) reads columns below `width` of row r, and writes as many of row r
         // here, for which there is room by the assertion.
         unsafe { cuda.launch(&ROUND, [x.width.div_ceil(256), x.count, 1], argument)? }
-        Ok(Rounded { values: self.values.slice(), count: x.count, width: x.width })
+        let Extent { count, width, .. } = x;
+        Ok(Side { at: self.values.address(), count, width, stride, rounded: true })
     }
 }
 
@@ -317,7 +323,8 @@ impl Products {
         let Products { x, w, dtype, size, out, add, batch, groups } = self;
         let (rows, n, k) = size;
         assert!(!x.rounded || dtype == Dtype::Bf16, "rounded rows are for bf16 weights");
-        let tensor_cores = has_tensor_cores(x.rounded, k);
+        let aligned = batch.x.is_multiple_of(8) && batch.w.is_multiple_of(8);
+        let tensor_cores = has_tensor_cores(x.rounded, k) && aligned && w.is_multiple_of(16);
         let many = groups.map_or(rows > 64, |groups| groups.many);
         let (kernel, tile) = match (tensor_cores, many) {
             (false, false) => (&FEW, [32, few_rows(false)]),
@@ -331,7 +338,6 @@ impl Products {
             && [x.stride, x.width, batch.x].iter().all(|len| len.is_multiple_of(4))
             && (w as usize).is_multiple_of(four_bytes)
             && batch.w.is_multiple_of(4);
-        assert!(!tensor_cores || batch.x.is_multiple_of(8) && batch.w.is_multiple_of(8));
         let argument = GemmArgument {
             x: x.at,
             w,

@@ -27,14 +27,17 @@
 //!
 //! A device that is not there, too old or out of memory is an error that says so.
 
+pub mod attention;
 pub mod conv;
 pub mod dense;
 mod device;
 mod error;
 pub mod kda;
 pub mod gemm;
+pub mod gqa;
 mod launch;
 mod memory;
+pub mod mla;
 mod module;
 mod spans;
 

@@ -18,7 +18,7 @@ use cudarc::driver::{CudaEvent, result};
 use super::error::Named;
 use super::memory::Pinned;
 use super::{Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceSlice};
-use crate::span::{CELL_LEN, Form, NO_SLOT, Snapshot, Spans};
+use crate::span::{BLOCK_LEN, CELL_LEN, Form, NO_SLOT, Snapshot, Span, Spans};
 
 /// What [`NO_SLOT`] is on the device, and where padding is written.
 const NOWHERE: i64 = -1;
@@ -102,6 +102,7 @@ pub struct DeviceSpans<'a> {
     /// Addresses of the table's parts.
     pub(super) spans: u64,
     pub(super) snapshots: u64,
+    pub(super) tables: u64,
     /// Spans of form Step, padding among them; they come first.
     pub(super) steps: usize,
     /// Spans of form Chunk.
@@ -111,8 +112,14 @@ pub struct DeviceSpans<'a> {
     /// Chunks of all spans of form Chunk, and of the one that has most.
     pub(super) cells: usize,
     pub(super) most_cells: usize,
+    /// Rows of the longest of form Step.
+    pub(super) longest_step: usize,
     pub(super) rows: usize,
     pub(super) slot_bytes: usize,
+    pub(super) block_bytes: usize,
+    /// Positions of the longest sequence, and whether every span's table has its own.
+    pub(super) positions_seen: usize,
+    pub(super) has_tables: bool,
     pub(super) arena: u64,
     /// A token for each row.
     pub tokens: DeviceSlice<'a, u32>,
@@ -134,6 +141,11 @@ impl DeviceSpans<'_> {
     /// Rows of the step, padding among them.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Where span `index` is.
+    pub(super) fn span_address(&self, index: usize) -> u64 {
+        self.spans + (index * size_of::<DeviceSpan>()) as u64
     }
 }
 
@@ -231,16 +243,23 @@ impl StepTable {
     fn spans(&self, step: Step<'_>, written: &Written) -> DeviceSpans<'_> {
         let (at, layout) = (self.bytes.address(), self.capacity.layout());
         let all = self.bytes.slice();
+        let longest =
+            |spans: &[DeviceSpan]| spans.iter().map(|span| span.rows as usize).max().unwrap_or(0);
         DeviceSpans {
             spans: at,
             snapshots: at + layout.snapshots as u64,
+            tables: at + layout.tables as u64,
             steps: written.steps,
             chunks: written.spans.len() - written.steps,
             cells: written.cells,
             most_cells: written.most_cells,
-            longest: written.spans.iter().map(|span| span.rows as usize).max().unwrap_or(0),
+            longest: longest(&written.spans),
+            longest_step: longest(&written.spans[..written.steps]),
             rows: step.padded_rows,
             slot_bytes: step.spans.slot_bytes(),
+            block_bytes: step.block_bytes,
+            positions_seen: step.spans.all().iter().map(Span::end).max().unwrap_or(0),
+            has_tables: step.spans.all().iter().all(has_table),
             arena: step.arena.address(),
             tokens: all.part(layout.tokens..layout.positions).cast(step.padded_rows),
             positions: all.part(layout.positions..layout.tables).cast(step.padded_rows),
@@ -338,6 +357,11 @@ impl Written {
 fn padding(row: usize) -> DeviceSpan {
     let (first_row, rows) = (index(row), 1);
     DeviceSpan { read: NOWHERE, write: NOWHERE, first_row, rows, ..DeviceSpan::zeroed() }
+}
+
+/// Whether a span's table has a block for each position.
+fn has_table(span: &Span) -> bool {
+    span.table.len() * BLOCK_LEN >= span.end()
 }
 
 fn index(value: usize) -> i32 {

@@ -31,7 +31,7 @@ impl Shape {
         self.kv_heads * BLOCK_LEN * self.head_dim
     }
 
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 }

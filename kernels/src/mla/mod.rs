@@ -64,7 +64,7 @@ impl Shape {
         self.nope + self.value_dim
     }
 
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         1.0 / (self.query() as f32).sqrt()
     }
 }
