@@ -21,9 +21,10 @@ struct GemmArgument {
   float* out;
   // Which row of x each row is; none for its own.
   const int32_t* gather;
-  // For groups: (group, first row) of each block's tile, the rows' ends, the weights.
+  // For groups: (group, first row) of each block's tile, the rows' ends, and how many bytes behind
+  // w the weights are.
   const int32_t *tiles, *offsets;
-  const uint64_t* table;
+  const int64_t* table;
   // Values from a row to the next, and from one of the grid's z to the next.
   int64_t x_stride, out_stride, x_batch, w_batch, out_batch;
   // `slice` inputs to a slice, a multiple of 64. `dtype` of the weights; `rounded` x is bf16.
@@ -54,7 +55,7 @@ DEVICE Rows rows_of(const GemmArgument& a, int tile_rows, int x_bytes, int w_byt
     int group = a.tiles[2 * blockIdx.y];
     r.row = a.tiles[2 * blockIdx.y + 1];
     r.end = group < 0 ? r.row : a.offsets[group + 1];
-    r.w = group < 0 ? r.w : (const char*)a.table[group];
+    r.w += group < 0 ? 0 : a.table[group];
   }
   return r;
 }

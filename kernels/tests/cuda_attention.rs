@@ -3,7 +3,7 @@
 
 mod cuda_support;
 
-use cuda_support::{Device, Values, assert_close, device, with_seeds};
+use cuda_support::{Device, Values, assert_caught, assert_close, device, sanitized, with_seeds};
 use kernels::cuda::attention::DevicePaged;
 use kernels::cuda::{Capacity, DeviceArena, DeviceBuffer, Step, StepTable, gqa, mla};
 use kernels::mla as mla_shape;
@@ -441,4 +441,47 @@ fn a_row_of_grouped_attention_has_the_same_bits_in_every_batch() {
         assert!(alone[..values] == together[row * width..][..values], "sequence {i}");
         row += piece.1;
     }
+}
+
+#[test]
+fn sanitizers_find_nothing() {
+    let Some(device) = device() else { return };
+    sanitized(&device, || {
+        let latent = Latent::new(SMALL, Compute::F32);
+        let pieces = [(1020, 6, Form::Chunk, 4), (3, 1, Form::Step, 0)];
+        latent.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
+        let grouped =
+            Grouped { shape: kernels::gqa::Shape { heads: 2, kv_heads: 2, head_dim: 10 } };
+        grouped.run(&device, &[(1024, 1, Form::Step, 0)], &[0], KvDtype::F32);
+    });
+}
+
+#[test]
+fn segments_merged_out_of_order_are_caught() {
+    let change = (
+        "cuda/attention.cu",
+        "int segment = 0; segment <= last; segment++",
+        "int segment = last; segment >= 0; segment--",
+    );
+    assert_caught("a_row_of_grouped_attention_has_the_same_bits_in_every_batch", change);
+}
+
+/// What stands behind a sequence's end in its last block is not a number in these tests.
+#[test]
+fn values_behind_the_end_that_are_read_are_caught() {
+    let change = ("cuda/attention.cu", "place < seen && first + column", "first + column");
+    assert_caught("grouped_attention_is_its_definition", change);
+}
+
+#[test]
+fn a_row_that_sees_one_position_less_is_caught() {
+    let change = ("cuda/attention.cu", "i * 8 <= position ?", "i * 8 < position ?");
+    assert_caught("latent_attention_of_wide_models_is_its_definition", change);
+}
+
+#[test]
+fn a_missing_barrier_before_a_tile_is_read_is_caught() {
+    let change =
+        ("cuda/attention.cu", "seen, c, false);\n    __syncthreads();", "seen, c, false);");
+    assert_caught("latent_attention_of_wide_models_is_its_definition", change);
 }

@@ -48,6 +48,24 @@ const EXPECTED: &[Expected] = &[
     expected("kda_scan", 255, &[("LDGSTS.E.BYPASS.128", 10), ("LDS.128", 20)]),
     expected("kda_scan_tf32", 255, &[("LDGSTS.E.BYPASS.128", 10), ("HMMA.1688.F32.TF32", 12)]),
     expected("kda_norm", 64, &[]),
+    // Inputs pass through registers to shared memory, and sums stay in registers.
+    expected("gemm_few", 168, &[("LDS.128", 10)]),
+    expected("gemm_many", 168, &[("LDS.128", 8)]),
+    // One block of threads fills a multiprocessor's shared memory.
+    expected("gemm_mma_few", 128, &[("HMMA.16816", 8), ("LDSM.16.M88.4", 8), ("LDGSTS", 6)]),
+    expected("gemm_mma_some", 128, &[("HMMA.16816", 16), ("LDSM.16.M88.4", 12), ("LDGSTS", 9)]),
+    expected("gemm_mma_many", 255, &[("HMMA.16816", 64), ("LDSM.16.M88.4", 24), ("LDGSTS", 8)]),
+    expected("round_rows", 32, &[]),
+    expected("attend", 255, &[("LDS.128", 10)]),
+    expected("attend_merge", 64, &[]),
+    expected("write_kv", 64, &[]),
+    expected("gather_latents", 32, &[]),
+    expected("route", 64, &[]),
+    expected("sort_choices", 64, &[]),
+    expected("combine", 64, &[]),
+    expected("gather_rows", 32, &[]),
+    expected("judge", 64, &[]),
+    expected("first", 64, &[]),
 ];
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];

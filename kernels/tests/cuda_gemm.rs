@@ -3,7 +3,7 @@
 mod cuda_support;
 
 use bytemuck::cast_slice;
-use cuda_support::{Device, Values, assert_close, device, with_seeds};
+use cuda_support::{Device, Values, assert_caught, assert_close, device, sanitized, with_seeds};
 use half::{bf16, f16};
 use kernels::cuda::gemm::{DeviceMatrix, Inputs, RoundedRows, gemm, gemm_add};
 use kernels::cuda::{DeviceArena, DeviceBuffer};
@@ -157,4 +157,50 @@ fn a_row_has_the_same_bits_in_every_batch() {
             assert!(some == all[..rows * n], "{rows} rows of {dtype:?}, rounded: {rounded}");
         }
     }
+}
+
+#[test]
+fn sanitizers_find_nothing() {
+    let Some(device) = device() else { return };
+    sanitized(&device, || {
+        let mut values = Values::new(1);
+        let x = values.take(130 * 520);
+        for (rows, k, rounded) in
+            [(3, 200, false), (70, 36, false), (3, 520, true), (30, 264, true), (130, 264, true)]
+        {
+            let weights = Weights::new(&mut values, 17, k, Dtype::Bf16);
+            on_device(&device, (&x[..rows * k], k, 0), rows, &weights, rounded, None);
+        }
+    });
+}
+
+/// The numbers stay right, whatever the order of threads: only the race detector sees it.
+#[test]
+fn a_buffer_that_is_filled_while_it_is_read_is_caught() {
+    let change = ("cuda/gemm.cu", "    __syncthreads();\n    int ahead", "    int ahead");
+    assert_caught("sanitizers_find_nothing", change);
+}
+
+#[test]
+fn a_stage_that_is_read_before_it_has_landed_is_caught() {
+    let wait = "copy_async_wait(STAGES - 2);\n    // The copies of this stage";
+    let changed = wait.replace("- 2", "- 1");
+    let change = ("cuda/gemm.cu", wait, changed.as_str());
+    assert_caught("rounded_products_are_their_definition", change);
+}
+
+#[test]
+fn slices_added_out_of_order_are_caught() {
+    let change = (
+        "cuda/gemm.cu",
+        "for (int i = 1; i * a.slice < a.k; i++) total",
+        "for (int i = SLICES - 1; i > 0; i--) if (i * a.slice < a.k) total",
+    );
+    assert_caught("a_row_has_the_same_bits_in_every_batch", change);
+}
+
+#[test]
+fn rows_that_share_a_bank_are_caught() {
+    let change = ("cuda/gemm.cu", "chunk ^ (row & 7)", "chunk");
+    assert_caught("rounded_products_are_their_definition", change);
 }

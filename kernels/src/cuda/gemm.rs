@@ -286,7 +286,7 @@ pub(super) struct Groups {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Products {
     pub x: Side,
-    /// Where the weights are, unless groups have their own.
+    /// Where the weights are; those of groups are so many bytes behind as their table says.
     pub w: u64,
     pub dtype: Dtype,
     /// Rows, outputs, inputs.

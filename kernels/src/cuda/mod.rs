@@ -32,13 +32,15 @@ pub mod conv;
 pub mod dense;
 mod device;
 mod error;
-pub mod kda;
 pub mod gemm;
 pub mod gqa;
+pub mod kda;
 mod launch;
 mod memory;
 pub mod mla;
 mod module;
+pub mod moe;
+pub mod sampling;
 mod spans;
 
 pub use device::{Cuda, Graph, Options, Properties};
