@@ -341,7 +341,8 @@ DEVICE void mma_few(const GemmArgument& a, MmaFewShared<ROWS>* shared) {
   for (int i = 0; i < ROWS / 8 * 4; i++) sums[0][i / 4][i % 4] = 0.0f;
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    if (start + s * 64 < end) fetch_stage<16, ROWS, 32>(a, r, &stages[s], lane, start + s * 64, end);
+    int k = start + s * 64;
+    if (k < end) fetch_stage<16, ROWS, 32>(a, r, &stages[s], lane, k, end);
     copy_async_commit();
   }
   int stage = 0;
@@ -426,7 +427,8 @@ extern "C" __global__ void __launch_bounds__(256) gemm_mma_many(const GemmArgume
   for (int i = 0; i < 64; i++) {
     float sum = sums[i / 16][i / 4 % 4][i % 4];
     float total = a.k > a.slice ? shared->totals[i][threadIdx.x] + sum : sum;
-    int row = rows + i / 4 % 4 * 8 + row_of(i % 4), output = outputs + i / 16 * 16 + output_of(i % 4);
+    int row = rows + i / 4 % 4 * 8 + row_of(i % 4);
+    int output = outputs + i / 16 * 16 + output_of(i % 4);
     put(a, r, r.row + row, blockIdx.x * 128 + output, total);
   }
 }

@@ -7,21 +7,6 @@
 // first read come from cache. Bound by memory.
 #include "common.cuh"
 
-struct GatherRowsArgument {
-  const float* x;
-  const int32_t* rows;
-  float* out;
-  int64_t x_stride, out_stride;
-  int32_t width, unused;
-};
-// out[i] = x[rows[i]]. grid = (runs of 256 values, rows), 256 threads.
-extern "C" __global__ void __launch_bounds__(256) gather_rows(const GatherRowsArgument a) {
-  int c = blockIdx.x * 256 + threadIdx.x;
-  if (c < a.width)
-    a.out[blockIdx.y * a.out_stride + c] = a.x[a.rows[blockIdx.y] * a.x_stride + c];
-}
-KERNEL(gather_rows)
-
 enum Verdict { FINE, NOT_A_NUMBER, INFINITE, NOTHING_LEFT };
 
 // The likeliest token, or the first token that breaks the row.

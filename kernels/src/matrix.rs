@@ -72,6 +72,15 @@ impl<'a> Values<'a> {
         }
     }
 
+    /// Their bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        match self {
+            Values::F32(v) => bytemuck::cast_slice(v),
+            Values::Bf16(v) => bytemuck::cast_slice(v),
+            Values::F16(v) => bytemuck::cast_slice(v),
+        }
+    }
+
     /// How many they are.
     pub fn len(&self) -> usize {
         match self {

@@ -264,6 +264,10 @@ const SMALL: mla_shape::Shape =
 const REAL: mla_shape::Shape =
     mla_shape::Shape { heads: 2, nope: 128, rope: 64, value_dim: 128, rank: 512 };
 
+/// Of whole fragments, as all real widths are.
+const WHOLE: mla_shape::Shape =
+    mla_shape::Shape { heads: 9, nope: 16, rope: 16, value_dim: 24, rank: 48 };
+
 #[test]
 fn latent_attention_is_its_definition() {
     let Some(device) = device() else { return };
@@ -298,9 +302,24 @@ fn latent_attention_of_wide_models_is_its_definition() {
 fn rounded_latent_attention_is_near_its_definition() {
     let Some(device) = device() else { return };
     let all: Vec<usize> = (0..8).collect();
+    with_seeds(&device, 2, |_| {
+        let layer = Latent::new(WHOLE, Compute::Bf16);
+        let (got, want) = layer.run(&device, &MIXED, &all, KvDtype::Bf16);
+        assert_close("both forms", &got, &want, 0.02);
+        let (got, want) = layer.run(&device, &STEPS, &all[..4], KvDtype::Bf16);
+        assert_close("split segments", &got, &want, 0.02);
+    });
+    let pieces = [(1030, 1, Form::Step, 0), (64, 20, Form::Chunk, 18)];
+    let layer = Latent::new(REAL, Compute::Bf16);
+    let (got, want) = layer.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
+    assert_close("real widths", &got, &want, 0.02);
+    // Widths that tensor cores do not take.
     let layer = Latent::new(SMALL, Compute::Bf16);
-    let (got, want) = layer.run(&device, &MIXED, &all, KvDtype::Bf16);
-    assert_close("both forms", &got, &want, 0.02);
+    let (got, want) = layer.run(&device, &MIXED[..2], &all[..2], KvDtype::Bf16);
+    assert_close("odd widths", &got, &want, 0.02);
+    if let Some(stand_in) = device.stand_in {
+        assert_eq!(stand_in.matrix_load_conflicts(), 0, "loads of matrices that share a bank");
+    }
 }
 
 /// Each sequence alone has the bits it has beside others, where its segments are split or walked,
@@ -309,9 +328,10 @@ fn rounded_latent_attention_is_near_its_definition() {
 fn a_row_of_latent_attention_has_the_same_bits_in_every_batch() {
     let Some(device) = device() else { return };
     let all: Vec<usize> = (0..8).collect();
-    for (compute, dtype) in [(Compute::F32, KvDtype::F32), (Compute::Bf16, KvDtype::Bf16)] {
-        let layer = Latent::new(SMALL, compute);
-        let width = SMALL.heads * SMALL.value_dim;
+    let cases = [(SMALL, Compute::F32, KvDtype::F32), (WHOLE, Compute::Bf16, KvDtype::Bf16)];
+    for (shape, compute, dtype) in cases {
+        let layer = Latent::new(shape, compute);
+        let width = shape.heads * shape.value_dim;
         let (together, _) = layer.run(&device, &MIXED, &all, dtype);
         let mut row = 0;
         for (i, piece) in MIXED.iter().enumerate() {
@@ -450,6 +470,8 @@ fn sanitizers_find_nothing() {
         let latent = Latent::new(SMALL, Compute::F32);
         let pieces = [(1020, 6, Form::Chunk, 4), (3, 1, Form::Step, 0)];
         latent.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
+        let latent = Latent::new(WHOLE, Compute::Bf16);
+        latent.run(&device, &[(1120, 1, Form::Step, 0)], &[0], KvDtype::Bf16);
         let grouped =
             Grouped { shape: kernels::gqa::Shape { heads: 2, kv_heads: 2, head_dim: 10 } };
         grouped.run(&device, &[(1024, 1, Form::Step, 0)], &[0], KvDtype::F32);
@@ -463,25 +485,46 @@ fn segments_merged_out_of_order_are_caught() {
         "int segment = 0; segment <= last; segment++",
         "int segment = last; segment >= 0; segment--",
     );
-    assert_caught("a_row_of_grouped_attention_has_the_same_bits_in_every_batch", change);
+    assert_caught(
+        "a_row_of_grouped_attention_has_the_same_bits_in_every_batch",
+        change,
+        "sequence",
+    );
 }
 
 /// What stands behind a sequence's end in its last block is not a number in these tests.
 #[test]
 fn values_behind_the_end_that_are_read_are_caught() {
     let change = ("cuda/attention.cu", "place < seen && first + column", "first + column");
-    assert_caught("grouped_attention_is_its_definition", change);
+    assert_caught("grouped_attention_is_its_definition", change, "apart");
 }
 
 #[test]
 fn a_row_that_sees_one_position_less_is_caught() {
-    let change = ("cuda/attention.cu", "i * 8 <= position ?", "i * 8 < position ?");
-    assert_caught("latent_attention_of_wide_models_is_its_definition", change);
+    let change = (
+        "cuda/attention.cu",
+        "tile_at + part + i * 8 <= position ?",
+        "tile_at + part + i * 8 < position ?",
+    );
+    assert_caught("latent_attention_of_wide_models_is_its_definition", change, "apart");
 }
 
 #[test]
 fn a_missing_barrier_before_a_tile_is_read_is_caught() {
     let change =
         ("cuda/attention.cu", "seen, c, false);\n    __syncthreads();", "seen, c, false);");
-    assert_caught("latent_attention_of_wide_models_is_its_definition", change);
+    assert_caught("latent_attention_of_wide_models_is_its_definition", change, "apart");
+}
+
+/// The numbers stay right in most orders of threads: the race detector sees it in all.
+#[test]
+fn a_tile_of_latents_that_is_filled_while_it_is_read_is_caught() {
+    let change = ("cuda/attention.cu", "    __syncthreads();\n    int ahead", "    int ahead");
+    assert_caught("sanitizers_find_nothing", change, "data race");
+}
+
+#[test]
+fn latents_that_share_a_bank_are_caught() {
+    let change = ("cuda/attention.cu", "chunk ^ (row & 7)", "chunk");
+    assert_caught("rounded_latent_attention_is_near_its_definition", change, "share a bank");
 }

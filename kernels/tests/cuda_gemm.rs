@@ -178,7 +178,7 @@ fn sanitizers_find_nothing() {
 #[test]
 fn a_buffer_that_is_filled_while_it_is_read_is_caught() {
     let change = ("cuda/gemm.cu", "    __syncthreads();\n    int ahead", "    int ahead");
-    assert_caught("sanitizers_find_nothing", change);
+    assert_caught("sanitizers_find_nothing", change, "data race");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_stage_that_is_read_before_it_has_landed_is_caught() {
     let wait = "copy_async_wait(STAGES - 2);\n    // The copies of this stage";
     let changed = wait.replace("- 2", "- 1");
     let change = ("cuda/gemm.cu", wait, changed.as_str());
-    assert_caught("rounded_products_are_their_definition", change);
+    assert_caught("rounded_products_are_their_definition", change, "in flight");
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn slices_added_out_of_order_are_caught() {
         "for (int i = 1; i * a.slice < a.k; i++) total",
         "for (int i = SLICES - 1; i > 0; i--) if (i * a.slice < a.k) total",
     );
-    assert_caught("a_row_has_the_same_bits_in_every_batch", change);
+    assert_caught("a_row_has_the_same_bits_in_every_batch", change, "rows of");
 }
 
 #[test]
 fn rows_that_share_a_bank_are_caught() {
     let change = ("cuda/gemm.cu", "chunk ^ (row & 7)", "chunk");
-    assert_caught("rounded_products_are_their_definition", change);
+    assert_caught("rounded_products_are_their_definition", change, "share a bank");
 }

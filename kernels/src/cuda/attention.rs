@@ -12,6 +12,8 @@ use crate::span::SEGMENT_LEN;
 
 const FILE: &str = "attention.cu";
 const ATTEND: Kernel<AttendArgument> = Kernel::new(FILE, "attend", 256).shared(165888);
+const ATTEND_LATENTS: Kernel<AttendArgument> =
+    Kernel::new(FILE, "attend_latents", 256).shared(154_624);
 const MERGE: Kernel<AttendArgument> = Kernel::new(FILE, "attend_merge", 128);
 const WRITE: Kernel<KvArgument> = Kernel::new(FILE, "write_kv", 256);
 const GATHER: Kernel<GatherArgument> = Kernel::new(FILE, "gather_latents", 256);
@@ -180,6 +182,8 @@ pub(super) struct Attention<'a> {
     pub more: Part,
     pub out: Part,
     pub scale: f32,
+    /// Whether products may be of values rounded to bf16.
+    pub rounds: bool,
     /// Address and length of working memory for parts.
     pub parts: (u64, usize),
 }
@@ -228,15 +232,26 @@ impl Attention<'_> {
         argument.end_segment = i32::MAX;
         let z = longest.div_ceil(block_rows) * self.key_heads * runs;
         let grid = [if split { segments } else { 1 }, count, z];
+        let kernel = if self.has_tensor_cores() { &ATTEND_LATENTS } else { &ATTEND };
         // SAFETY: a block of threads reads queries and writes results of rows of its span below
         // `rows`, and blocks of its table up to its last position, by the caller's promise; parts
         // are `count * segments` by `room`.
-        unsafe { cuda.launch(&ATTEND, grid, argument)? }
+        unsafe { cuda.launch(kernel, grid, argument)? }
         if split {
             // SAFETY: as above; the parts read are those written of the same rows.
             unsafe { cuda.launch(&MERGE, [self.heads, count, 1], argument)? }
         }
         Ok(())
+    }
+
+    /// Whether latents go through tensor cores: fragments are of 16 values, and keys are read two
+    /// fragments at a time.
+    fn has_tensor_cores(&self) -> bool {
+        let Attention { q, more, out, .. } = self;
+        let fits = (q.width + more.width).is_multiple_of(32)
+            && [q.width, out.width].iter().all(|width| width.is_multiple_of(16));
+        let latents = matches!(self.source, Source::Latents);
+        self.rounds && latents && self.paged.place.dtype == KvDtype::Bf16 && fits
     }
 
     fn argument(&self, first_span: usize) -> AttendArgument {

@@ -85,6 +85,7 @@ pub fn attend(
         more: Part { at: q.at, stride: 0, head: 0, width: 0 },
         out: Part { at: out.at, stride: out.stride, head: dim, width: dim },
         scale: shape.scale(),
+        rounds: false,
         parts: (work.parts.address(), work.parts.len()),
     };
     // SAFETY: q and out have the rows of the step by the assertions.

@@ -228,8 +228,19 @@ impl<T: Pod> DeviceBuffer<T> {
     /// When the device fails.
     pub fn read(&self, cuda: &Cuda) -> Result<Vec<T>, CudaError> {
         let mut values = vec![T::zeroed(); self.len];
-        self.memory.read(cuda, 0, bytemuck::cast_slice_mut(&mut values))?;
+        self.read_into(cuda, &mut values)?;
         Ok(values)
+    }
+
+    /// Waits for the kernels given before and copies the first values.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub fn read_into(&self, cuda: &Cuda, values: &mut [T]) -> Result<(), CudaError> {
+        self.memory.read(cuda, 0, bytemuck::cast_slice_mut(values))
     }
 
     /// All values.
@@ -585,6 +596,14 @@ pub struct Transfer {
 }
 
 impl Transfer {
+    /// Waits until it is over.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.done.synchronize().named("waiting for a transfer")
+    }
+
     /// Whether it is over, without waiting.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! expanded    for each segment:  gather latents, [k | v] = up latents, attend, keep what is known
 //! ```
 
+use std::iter;
 use std::ops::Range;
 
 use super::attention::{
@@ -20,7 +21,7 @@ use super::memory::Extent;
 use super::{Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSpans};
 use crate::attention::KvPlace;
 use crate::device::Compute;
-use crate::matrix::{Dtype, Matrix, Values};
+use crate::matrix::{Dtype, Matrix};
 use crate::mla::Shape;
 use crate::span::{BLOCK_LEN, Form, SEGMENT_LEN, Span, Spans};
 
@@ -46,11 +47,7 @@ impl Up {
     pub fn new(cuda: &Cuda, shape: Shape, matrix: Matrix<'_>) -> Result<Up, CudaError> {
         let of_head = shape.nope + shape.value_dim;
         assert_eq!((matrix.rows, matrix.cols), (shape.heads * of_head, shape.rank));
-        let (dtype, bytes) = match matrix.values {
-            Values::F32(values) => (Dtype::F32, bytemuck::cast_slice(values)),
-            Values::Bf16(values) => (Dtype::Bf16, bytemuck::cast_slice(values)),
-            Values::F16(values) => (Dtype::F16, bytemuck::cast_slice(values)),
-        };
+        let (dtype, bytes) = (matrix.values.dtype(), matrix.values.bytes());
         let mut transposed = Vec::with_capacity(bytes.len());
         for head in 0..shape.heads {
             for c in 0..shape.rank {
@@ -155,7 +152,8 @@ pub fn write_rows(
 /// `[rows][heads * (nope + rope)]`, `out` `[rows][heads * value]`. `spans` are those the step was
 /// uploaded with. Padding rows become zeros.
 ///
-/// Under [`Compute::Bf16`] what is multiplied by a bf16 up-projection is rounded first.
+/// Under [`Compute::Bf16`] what is multiplied by a bf16 up-projection is rounded first, and over a
+/// bf16 cache absorbed queries and their weights are too, where widths are of whole fragments.
 ///
 /// # Errors
 /// When a launch fails.
@@ -201,7 +199,7 @@ fn absorbed_runs(spans: Spans<'_>, rows: usize) -> Vec<Range<usize>> {
         let rows = span.batch_rows();
         rows.start + span.absorbed_from..rows.end
     });
-    for run in of_spans.chain([spans.rows()..rows]).filter(|run| !run.is_empty()) {
+    for run in of_spans.chain(iter::once(spans.rows()..rows)).filter(|run| !run.is_empty()) {
         match runs.last_mut() {
             Some(last) if last.end == run.start => last.end = run.end,
             _ => runs.push(run),
@@ -233,6 +231,7 @@ impl Layer<'_> {
             more: Part { at: shared, stride: q.stride, head: shape.query(), width: shape.rope },
             out: Part { at: attended, stride, head: rank, width: rank },
             scale: shape.scale(),
+            rounds: self.rounds,
             parts: (work.parts.address(), work.parts.len()),
         };
         let of_chunk = |span: &Span| match span.form {
@@ -353,6 +352,7 @@ impl Layer<'_> {
             more: Part { at: shared, stride: q.stride, head: shape.query(), width: shape.rope },
             out: Part { at: out.at, stride: out.stride, head: dim, width: dim },
             scale: shape.scale(),
+            rounds,
             parts: (work.running.address(), work.running.len()),
         };
         assert!(q.count * parts_len(shape.heads, dim) <= work.running.len(), "{} rows", q.count);

@@ -40,6 +40,7 @@ mod memory;
 pub mod mla;
 mod module;
 pub mod moe;
+pub mod rows;
 pub mod sampling;
 mod spans;
 

@@ -8,15 +8,13 @@
 //! route -> choices -> sort -> gate, up -> silu(gate) up -> down -> combine
 //! ```
 
-use std::marker::PhantomData;
-
 use bytemuck::{Pod, Zeroable};
 
 use super::dense::silu_mul;
-use super::gemm::{DeviceMatrix, Groups, Inputs, Products, RoundedRows, Side, few_rows, many_rows};
+use super::gemm::{Groups, Inputs, Products, RoundedRows, Side, few_rows, many_rows};
 use super::launch::{Argument, Kernel};
 use super::{Cuda, CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSlice};
-use crate::matrix::Dtype;
+use crate::matrix::{Dtype, Matrix};
 use crate::moe::{ExpertWeights, MOST_EXPERTS, Router, Score};
 
 const FILE: &str = "moe.cu";
@@ -127,49 +125,59 @@ pub fn route(
     unsafe { cuda.launch(&ROUTE, [logits.count.div_ceil(4), 1, 1], argument) }
 }
 
-/// The weights of a layer's experts, where they lie.
+/// The weights of a layer's experts.
 #[derive(Debug)]
-pub struct Experts<'a> {
-    /// Where the first of all gates, ups and downs are, and how many bytes behind it each is.
-    tables: [(u64, DeviceBuffer<i64>); 3],
+pub struct Experts {
+    /// All gates, all ups, all downs, each aligned to 16 bytes.
+    bytes: DeviceBuffer<u8>,
+    /// Where gates, ups and downs begin, and how far behind that each expert's is.
+    tables: [(usize, DeviceBuffer<i64>); 3],
     count: usize,
     inter: usize,
     hidden: usize,
     dtype: Dtype,
-    weights: PhantomData<DeviceMatrix<'a>>,
 }
 
-impl<'a> Experts<'a> {
-    /// Those of `experts`, which all have one shape and type.
+impl Experts {
+    /// Copies of `experts`, which all have one shape and type.
     ///
     /// # Errors
     /// When the device has no room.
     ///
     /// # Panics
     /// When there are none, or they differ.
-    pub fn new(
-        cuda: &Cuda,
-        experts: &[ExpertWeights<DeviceMatrix<'a>>],
-    ) -> Result<Experts<'a>, CudaError> {
+    pub fn new(cuda: &Cuda, experts: &[ExpertWeights<Matrix<'_>>]) -> Result<Experts, CudaError> {
         let first = experts.first().expect("a layer has experts").gate;
-        let (inter, hidden, dtype) = (first.rows(), first.cols(), first.dtype());
+        let (inter, hidden, dtype) = (first.rows, first.cols, first.values.dtype());
         for ExpertWeights { gate, up, down } in experts {
-            let sizes = [gate, up, down].map(|w| (w.rows(), w.cols(), w.dtype()));
+            let sizes = [gate, up, down].map(|w| (w.rows, w.cols, w.values.dtype()));
             let (wide, narrow) = ((inter, hidden, dtype), (hidden, inter, dtype));
             assert_eq!(sizes, [wide, wide, narrow], "experts of other shapes");
         }
-        let table = |of: fn(&ExpertWeights<DeviceMatrix<'a>>) -> u64| {
-            let first = experts.iter().map(of).min().expect("a layer has experts");
-            let behind: Vec<i64> = experts.iter().map(|e| (of(e) - first) as i64).collect();
-            DeviceBuffer::of(cuda, &behind).map(|behind| (first, behind))
-        };
-        let tables = [
-            table(|expert| expert.gate.address())?,
-            table(|expert| expert.up.address())?,
-            table(|expert| expert.down.address())?,
-        ];
-        let (count, weights) = (experts.len(), PhantomData);
-        Ok(Experts { tables, count, inter, hidden, dtype, weights })
+        let each = (inter * hidden * dtype.bytes()).next_multiple_of(16);
+        let part = each * experts.len();
+        let mut bytes = DeviceBuffer::zeros(cuda, 3 * part)?;
+        for (i, ExpertWeights { gate, up, down }) in experts.iter().enumerate() {
+            for (kind, matrix) in [gate, up, down].into_iter().enumerate() {
+                bytes.write(cuda, kind * part + i * each, matrix.values.bytes())?;
+            }
+        }
+        let behind: Vec<i64> = (0..experts.len()).map(|i| (i * each) as i64).collect();
+        let table = |kind: usize| Ok((kind * part, DeviceBuffer::of(cuda, &behind)?));
+        let tables = [table(0)?, table(1)?, table(2)?];
+        Ok(Experts { bytes, tables, count: experts.len(), inter, hidden, dtype })
+    }
+}
+
+impl Experts {
+    /// How the weights are encoded.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Whether [`experts`] takes rounded rows for them.
+    pub fn takes_rounded(&self) -> bool {
+        self.dtype == Dtype::Bf16 && [self.inter, self.hidden].iter().all(|w| w.is_multiple_of(8))
     }
 }
 
@@ -194,7 +202,7 @@ impl Workspace {
     /// When the device has no room.
     pub fn new(
         cuda: &Cuda,
-        experts: &Experts<'_>,
+        experts: &Experts,
         rows: usize,
         top_k: usize,
     ) -> Result<Workspace, CudaError> {
@@ -232,7 +240,7 @@ fn most_tiles(pairs: usize, experts: usize, tile_rows: usize) -> usize {
 pub fn experts(
     cuda: &Cuda,
     (x, choices, top_k): (Inputs<'_>, &DeviceBuffer<Choice>, usize),
-    experts: &Experts<'_>,
+    experts: &Experts,
     work: &mut Workspace,
     out: DeviceRowsMut<'_>,
 ) -> Result<(), CudaError> {
@@ -269,7 +277,7 @@ pub fn experts(
     let grouped = |x: Side, gather: bool, weights: usize, n: usize, out: &DeviceBuffer<f32>| {
         let products = Products {
             x,
-            w: experts.tables[weights].0,
+            w: experts.bytes.address() + experts.tables[weights].0 as u64,
             dtype: experts.dtype,
             size: (pairs, n, x.width),
             out: (out.address(), n),

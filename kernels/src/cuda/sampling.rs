@@ -8,29 +8,14 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::launch::{Argument, Kernel};
-use super::{Cuda, CudaError, DeviceBuffer, DeviceRows, DeviceRowsMut};
+use super::{Cuda, CudaError, DeviceBuffer, DeviceRows};
 
 const FILE: &str = "sampling.cu";
-const GATHER: Kernel<GatherRowsArgument> = Kernel::new(FILE, "gather_rows", 256);
 const JUDGE: Kernel<JudgeArgument> = Kernel::new(FILE, "judge", 1024).shared(512);
 const FIRST: Kernel<FirstArgument> = Kernel::new(FILE, "first", 1024).shared(9_232);
 
 /// Most tokens that [`first`] gives.
 pub const MOST_FIRST: usize = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct GatherRowsArgument {
-    x: u64,
-    rows: u64,
-    out: u64,
-    x_stride: i64,
-    out_stride: i64,
-    width: i32,
-    unused: i32,
-}
-// SAFETY: the struct of the same name in sampling.cu.
-unsafe impl Argument for GatherRowsArgument {}
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -55,70 +40,6 @@ struct FirstArgument {
 }
 // SAFETY: the struct of the same name in sampling.cu.
 unsafe impl Argument for FirstArgument {}
-
-/// `out[i] = x[rows[i]]`: the rows whose logits are asked for.
-///
-/// # Errors
-/// When the launch fails.
-///
-/// # Panics
-/// When the shapes do not fit.
-pub fn gather_rows(
-    cuda: &Cuda,
-    x: DeviceRows<'_>,
-    rows: &Indices,
-    out: DeviceRowsMut<'_>,
-) -> Result<(), CudaError> {
-    let (x, out) = (x.extent, out.extent);
-    assert_eq!((out.count, out.width), (rows.count, x.width));
-    assert!(rows.end <= x.count, "row {} of {}", rows.end.saturating_sub(1), x.count);
-    let argument = GatherRowsArgument {
-        x: x.at,
-        rows: rows.values.address(),
-        out: out.at,
-        x_stride: x.stride as i64,
-        out_stride: out.stride as i64,
-        width: x.width as i32,
-        unused: 0,
-    };
-    // SAFETY: rows named are below `end`, which is at most those of x.
-    unsafe { cuda.launch(&GATHER, [x.width.div_ceil(256), out.count, 1], argument) }
-}
-
-/// Rows to gather.
-#[derive(Debug)]
-pub struct Indices {
-    values: DeviceBuffer<i32>,
-    count: usize,
-    /// One more than the largest.
-    end: usize,
-}
-
-impl Indices {
-    /// Room for up to `most`.
-    ///
-    /// # Errors
-    /// When the device has no room.
-    pub fn new(cuda: &Cuda, most: usize) -> Result<Indices, CudaError> {
-        Ok(Indices { values: DeviceBuffer::zeros(cuda, most)?, count: 0, end: 0 })
-    }
-
-    /// Makes them `rows`, after the kernels given before.
-    ///
-    /// # Errors
-    /// When the device fails.
-    ///
-    /// # Panics
-    /// When there are more than there is room for.
-    pub fn set(&mut self, cuda: &Cuda, rows: &[usize]) -> Result<(), CudaError> {
-        let values: Vec<i32> =
-            rows.iter().map(|row| i32::try_from(*row).expect("fewer than 2^31 rows")).collect();
-        self.values.write(cuda, 0, &values)?;
-        self.count = rows.len();
-        self.end = rows.iter().max().map_or(0, |row| row + 1);
-        Ok(())
-    }
-}
 
 /// What a row of logits is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -114,6 +114,8 @@ pub struct DeviceSpans<'a> {
     pub(super) most_cells: usize,
     /// Rows of the longest of form Step.
     pub(super) longest_step: usize,
+    /// Snapshots of the span that has most.
+    pub(super) most_snapshots: usize,
     pub(super) rows: usize,
     pub(super) slot_bytes: usize,
     pub(super) block_bytes: usize,
@@ -245,6 +247,7 @@ impl StepTable {
         let all = self.bytes.slice();
         let longest =
             |spans: &[DeviceSpan]| spans.iter().map(|span| span.rows as usize).max().unwrap_or(0);
+        let most_snapshots = written.spans.iter().map(|span| span.snapshots_len as usize).max();
         DeviceSpans {
             spans: at,
             snapshots: at + layout.snapshots as u64,
@@ -254,6 +257,7 @@ impl StepTable {
             cells: written.cells,
             most_cells: written.most_cells,
             longest: longest(&written.spans),
+            most_snapshots: most_snapshots.unwrap_or(0),
             longest_step: longest(&written.spans[..written.steps]),
             rows: step.padded_rows,
             slot_bytes: step.spans.slot_bytes(),
@@ -301,6 +305,8 @@ impl Written {
             assert!(at.is_multiple_of(16), "a slot or block at {at} is not aligned to 16 bytes");
             at as i64
         };
+        // Slots of no bytes are no places, and nobody asks where they are.
+        let place = |at: usize| if slot == 0 { 0 } else { inside(at, slot) };
         let mut positions = vec![0; step.padded_rows];
         let mut of_form = [Vec::new(), Vec::new()];
         let mut snapshots = Vec::new();
@@ -311,7 +317,7 @@ impl Written {
             }
             let first = snapshots.len();
             snapshots.extend(step.spans.snapshots(span).iter().map(|snapshot| DeviceSnapshot {
-                slot: inside(snapshot.slot, slot),
+                slot: place(snapshot.slot),
                 after_rows: index(snapshot.after_rows),
                 unused: 0,
             }));
@@ -325,8 +331,8 @@ impl Written {
                 most_cells = most_cells.max(own);
             }
             of_form[usize::from(span.form == Form::Chunk)].push(DeviceSpan {
-                read: if span.read == NO_SLOT { NOWHERE } else { inside(span.read, slot) },
-                write: inside(span.write, slot),
+                read: if span.read == NO_SLOT { NOWHERE } else { place(span.read) },
+                write: place(span.write),
                 first_row: index(span.first_row),
                 rows: index(span.rows),
                 start: index(span.start),
