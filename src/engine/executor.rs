@@ -10,7 +10,7 @@ use super::mask::PendingMask;
 use super::sampler::{Draw, Sampler};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::models::decoder::Observer;
-use crate::models::{Batch, LogitSource, Model, Workspace};
+use crate::models::{Batch, LogitSource, Model, Score, Workspace};
 use crate::scheduler::{Direction, SampledToken, SequenceId, StepReport, Verdict};
 
 /// Runs batches and transfers.
@@ -38,7 +38,7 @@ pub struct PlannedDraw<'a> {
 
 impl PlannedDraw<'_> {
     /// Draws from the row's logits, once the mask is there.
-    fn from(&self, logits: &[f32], sampler: &mut Sampler) -> SampledToken {
+    pub(super) fn from(&self, logits: &[f32], sampler: &mut Sampler) -> SampledToken {
         let mask = self.mask.map(PendingMask::wait).transpose();
         let sampled = mask.map_err(str::to_owned).and_then(|mask| {
             let draw = Draw { mask, ..self.draw };
@@ -49,6 +49,20 @@ impl PlannedDraw<'_> {
             Err(error) => (Err(error), None),
         };
         SampledToken { sequence: self.sequence, drawn, logprobs }
+    }
+}
+
+/// Scores tokens by their rows of logits.
+pub(super) fn take_scores(
+    scores: &[Score],
+    logits: &[f32],
+    vocab: usize,
+    sampler: &mut Sampler,
+    report: &mut StepReport,
+) {
+    for (score, logits) in scores.iter().zip(logits.chunks_exact(vocab)) {
+        let scored = sampler.score(logits, score.token, score.top);
+        report.scored.push(scored.map_err(|error| error.to_string()));
     }
 }
 
@@ -120,10 +134,7 @@ impl CpuExecutor {
         for scores in batch.scores.chunks(LEAST_MAX_NUM_BATCHED_TOKENS) {
             let rows: Vec<_> = scores.iter().map(|score| LogitSource::Row(score.row)).collect();
             let logits = self.model.logits(&self.cpu, &rows, &self.arena, &mut self.work);
-            for (score, logits) in scores.iter().zip(logits.chunks_exact(vocab)) {
-                let scored = self.sampler.score(logits, score.token, score.top);
-                report.scored.push(scored.map_err(|error| error.to_string()));
-            }
+            take_scores(scores, logits, vocab, &mut self.sampler, report);
         }
     }
 

@@ -31,6 +31,8 @@
 pub mod builder;
 pub mod constraint;
 pub mod core;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod door;
 mod error;
 pub mod executor;

@@ -12,6 +12,8 @@ use super::config::{Config, ConfigFault};
 use super::family::Family;
 use super::generation::{GenerationDefaults, SamplingDefaults};
 use super::spec::{ModelSpec, Part, Required};
+#[cfg(feature = "cuda")]
+use crate::weights::Order;
 use crate::weights::{Named, Tensor, WeightBytes, Weights, WeightsError};
 
 const CONFIG: &str = "config.json";
@@ -185,7 +187,28 @@ impl ModelFiles {
     /// # Errors
     /// All that is wrong with the weight files.
     pub fn load(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ModelWeights, ModelError> {
-        let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
+        self.load_as(self.named(), progress)
+    }
+
+    /// As [`ModelFiles::load`], but every tensor row after row, as a device takes it.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::load`].
+    #[cfg(feature = "cuda")]
+    pub fn load_rows(
+        &self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<ModelWeights, ModelError> {
+        let rows = |named| Named { order: Order::Rows, ..named };
+        self.load_as(self.named().into_iter().map(rows).collect(), progress)
+    }
+
+    fn load_as(
+        &self,
+        named: Vec<Named>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<ModelWeights, ModelError> {
+        let ignore = |tensor: &str| self.ignores(tensor);
         let weights = match &self.place {
             Place::Folder(dir) => Weights::open(dir, &named, &ignore, progress)?,
             Place::Binary(file) => Weights::embedded(file, &named, &ignore, progress)?,

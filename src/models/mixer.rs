@@ -69,21 +69,27 @@ pub(super) struct KdaWeights {
     output: Tensor,
 }
 
+/// The taps of a layer's convolutions by tap, `[width][query | key | value channels]`, oldest first;
+/// `vector` gives a part `[channels][width]`.
+pub(super) fn taps(kda: &Kda, vector: impl Fn(Part) -> Vec<f32>) -> Vec<f32> {
+    let convs = [Part::QueryConv, Part::KeyConv, Part::ValueConv].map(vector);
+    let mut taps = Vec::with_capacity(3 * kda.inner() * kda.conv_width);
+    for tap in 0..kda.conv_width {
+        for conv in &convs {
+            taps.extend(conv.chunks_exact(kda.conv_width).map(|channel| channel[tap]));
+        }
+    }
+    taps
+}
+
 impl KdaWeights {
     fn new(kda: &Kda, layer: usize, weights: &ModelWeights) -> KdaWeights {
         let tensor = |part| weights.tensor(Some(layer), part);
         let vector = |part| weights.vector(Some(layer), part);
-        let convs = [Part::QueryConv, Part::KeyConv, Part::ValueConv].map(vector);
-        let mut taps = Vec::with_capacity(3 * kda.inner() * kda.conv_width);
-        for tap in 0..kda.conv_width {
-            for conv in &convs {
-                taps.extend(conv.chunks_exact(kda.conv_width).map(|channel| channel[tap]));
-            }
-        }
         KdaWeights {
             shape: kda.clone(),
             qkv: [Part::Query, Part::Key, Part::Value].map(tensor),
-            taps,
+            taps: taps(kda, vector),
             decay: [Part::DecayDown, Part::DecayUp].map(tensor),
             decay_log: vector(Part::DecayLog),
             decay_bias: vector(Part::DecayBias),

@@ -3,6 +3,8 @@
 pub mod batch;
 mod compare;
 mod config;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod decoder;
 mod dense;
 #[cfg(feature = "embedded-model")]

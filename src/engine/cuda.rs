@@ -1,0 +1,131 @@
+//! The executor over a CUDA device.
+//!
+//! A step's kernels run on one stream and copies between the tiers on two others, beside them. A
+//! copy is reported in the first step that ends after it, so its units stay held until then; what
+//! a step computes never waits for one. Draws are made on the host, from the logits that come down.
+
+use std::time::{Duration, Instant};
+
+use kernels::cuda::{
+    Cuda, CudaError, DeviceArena, Direction as Way, HostArena, NotPinned, Piece, Transfer,
+};
+
+use super::executor::{Executor, PlannedDraw, take_scores};
+use super::lower::Job;
+use super::sampler::Sampler;
+use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
+use crate::models::cuda::{CudaModel, Most};
+use crate::models::{Batch, LogitSource, ModelFiles, ModelWeights};
+use crate::scheduler::{Direction, StepReport, TransferId};
+
+/// Runs batches on a CUDA device. Owns the model and the arenas of both tiers.
+#[derive(Debug)]
+pub struct CudaExecutor {
+    model: CudaModel,
+    arena: DeviceArena,
+    host: HostArena,
+    sampler: Sampler,
+    /// Copies between the tiers that are under way.
+    transfers: Vec<(TransferId, Transfer)>,
+    start: Instant,
+}
+
+impl CudaExecutor {
+    /// An executor with arenas of so many bytes on the device and on the host; the host's is pinned
+    /// if it has at most `pinned_budget` bytes and the system agrees, or else the reason is told.
+    /// `weights` are row after row ([`ModelFiles::load_rows`]).
+    ///
+    /// # Errors
+    /// When the device or the system has no room.
+    pub fn new(
+        cuda: Cuda,
+        (files, weights): (&ModelFiles, ModelWeights),
+        (device_bytes, host_bytes): (usize, usize),
+        pinned_budget: usize,
+        most: Most,
+    ) -> Result<(CudaExecutor, Option<NotPinned>), CudaError> {
+        let model = CudaModel::new(cuda, files, weights, most)?;
+        let arena = DeviceArena::new(model.cuda(), device_bytes)?;
+        let (host, not_pinned) = HostArena::new(model.cuda(), host_bytes, pinned_budget)?;
+        let (sampler, transfers, start) = (Sampler::new(), Vec::new(), Instant::now());
+        Ok((CudaExecutor { model, arena, host, sampler, transfers, start }, not_pinned))
+    }
+
+    /// The model it runs.
+    pub fn model(&self) -> &CudaModel {
+        &self.model
+    }
+
+    fn run(
+        &mut self,
+        batch: &Batch,
+        jobs: Vec<Job>,
+        draws: &[PlannedDraw<'_>],
+    ) -> Result<StepReport, CudaError> {
+        let start = Instant::now();
+        let mut report = StepReport::default();
+        for job in jobs {
+            self.begin(job)?;
+        }
+        if batch.rows() > 0 || !batch.logits.is_empty() {
+            let vocab = self.model.spec().vocab_size;
+            let logits = self.model.forward(batch, &mut self.arena)?;
+            for planned in draws {
+                let logits = &logits[planned.row * vocab..(planned.row + 1) * vocab];
+                report.sampled.push(planned.from(logits, &mut self.sampler));
+            }
+            for scores in batch.scores.chunks(LEAST_MAX_NUM_BATCHED_TOKENS) {
+                let rows: Vec<_> = scores.iter().map(|score| LogitSource::Row(score.row)).collect();
+                let logits = self.model.logits(&rows, &self.arena)?;
+                take_scores(scores, logits, vocab, &mut self.sampler, &mut report);
+            }
+        } else if let Some((_, first)) = self.transfers.first() {
+            first.wait()?;
+        }
+        let mut under_way = Vec::with_capacity(self.transfers.len());
+        for (id, transfer) in self.transfers.drain(..) {
+            match transfer.is_done()? {
+                true => report.finished.push(id),
+                false => under_way.push((id, transfer)),
+            }
+        }
+        self.transfers = under_way;
+        report.duration = start.elapsed();
+        Ok(report)
+    }
+
+    /// Starts a copy between the tiers.
+    fn begin(&mut self, job: Job) -> Result<(), CudaError> {
+        let piece = |piece: &super::lower::Piece| {
+            let (device, host) = match job.direction {
+                Direction::Out => (piece.source, piece.target),
+                Direction::In => (piece.target, piece.source),
+            };
+            Piece { device, host, bytes: piece.bytes }
+        };
+        let pieces: Vec<Piece> = job.pieces.iter().map(piece).collect();
+        let way = match job.direction {
+            Direction::Out => Way::ToHost,
+            Direction::In => Way::ToDevice,
+        };
+        let (arena, host) = (&mut self.arena, &mut self.host);
+        let transfer = self.model.cuda().transfer(way, &pieces, arena, host)?;
+        self.transfers.push((job.id, transfer));
+        Ok(())
+    }
+}
+
+impl Executor for CudaExecutor {
+    /// # Panics
+    /// When the device fails: nothing that it holds can be trusted then. The engine ends its
+    /// requests as failed.
+    fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport {
+        assert!(batch.compare.is_none(), "states on a device are not audited");
+        assert!(jobs.iter().all(|job| job.packed.is_none()), "states of a device are not packed");
+        self.run(batch, jobs, draws).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+}
