@@ -226,7 +226,7 @@ fn batches_of_requests_wait_for_their_longest_and_continuous_ones_do_not() {
 fn caps_bound_the_tokens_of_a_step_and_who_comes_in_but_push_nobody_out() {
     let mut server = Server::new(8, |_| {});
     let ids: Vec<_> = (0..8).map(|_| server.submit(100, 50, None)).collect();
-    server.scheduler.set_caps(Caps { max_num_batched_tokens: Some(128), max_num_seqs: Some(3) });
+    server.scheduler.set_caps(Caps { max_prompt_tokens: Some(128), max_num_seqs: Some(3) });
     server.step(|_| 50);
     let plan = server.scheduler.plan(server.now);
     assert!(plan.spans.iter().map(|span| span.rows).sum::<usize>() <= 128);
@@ -236,7 +236,7 @@ fn caps_bound_the_tokens_of_a_step_and_who_comes_in_but_push_nobody_out() {
         server.step(|_| 50);
     }
     assert_eq!(ids.iter().filter(|id| server.runs(**id)).count(), 3);
-    server.scheduler.set_caps(Caps { max_num_batched_tokens: None, max_num_seqs: Some(1) });
+    server.scheduler.set_caps(Caps { max_prompt_tokens: None, max_num_seqs: Some(1) });
     server.step(|_| 50);
     assert_eq!(ids.iter().filter(|id| server.runs(**id)).count(), 3);
     server.scheduler.set_caps(Caps::default());

@@ -20,7 +20,7 @@ use super::bench::system::Machine;
 use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
-use super::output::{JsonTarget, print};
+use super::output::{JsonTarget, print, touch};
 use super::profiles::{self, THIS_MACHINE};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize, Preempt};
 use crate::engine::link::LinkExecutor;
@@ -75,8 +75,18 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     }
     let path = match &args.out {
         Some(path) => path.clone(),
-        None => profiles::default_path()?,
+        None => {
+            let path = profiles::default_path()?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder {
+                fs::create_dir_all(folder).map_err(|source| CliError::file(folder, source))?;
+            }
+            path
+        }
     };
+    for file in [&args.drawing.svg, &args.drawing.csv].into_iter().flatten() {
+        touch(file)?;
+    }
     // Before minutes of work: a file that cannot be written is told at once.
     let draft = draft(&path)?;
     let files = Files::open(common, isa)?.model;
@@ -92,11 +102,8 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     target.write(&serde_json::json!(report))
 }
 
-/// A new file beside `path`, with its folder: what is written there replaces the old one at once.
+/// A new file beside `path`: what is written there replaces the old one at once.
 fn draft(path: &Path) -> Result<PathBuf, CliError> {
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(|source| CliError::file(folder, source))?;
-    }
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
     let draft = PathBuf::from(draft);

@@ -1,6 +1,6 @@
 //! Standard output and JSON results.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,13 @@ impl JsonTarget {
             }
         }
     }
+}
+
+/// Makes a file that is not there, and leaves one that is as it was: before minutes of work, one
+/// that cannot be written is told at once.
+pub fn touch(path: &Path) -> Result<(), CliError> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).map_err(|source| CliError::file(path, source))
 }
 
 /// `1234567` as `1,234,567`.

@@ -4,7 +4,9 @@
 //! A step's time is taken as linear in four figures of it: one, its rows of generated tokens, the
 //! tokens these attend to, and its rows of prompts. Recursive least squares with forgetting follow
 //! what the machine does. Until enough is known, and beyond twice what was tried, the model is not
-//! trusted: prompts begin with one cell a step.
+//! trusted: prompts begin with one cell a step. What kept to the time is allowed again, and more in
+//! proportion to the time that was left: a mixture of experts costs less for each row the more
+//! there are, and a line through few rows would hold the engine there.
 
 use std::time::Duration;
 
@@ -31,6 +33,9 @@ const LEAST_STEPS: u64 = 8;
 /// Of the time that a step may take, the part that it is planned for: steps vary.
 const PLANNED_PART: f64 = 0.9;
 
+/// By how much what kept to the time grows at most.
+const MOST_GROWTH: f64 = 1.25;
+
 /// Holds steps to a time.
 #[derive(Debug)]
 pub(super) struct StepControl {
@@ -43,6 +48,10 @@ pub(super) struct StepControl {
     steps: u64,
     /// Most rows of prompts in a step so far.
     most_prompt_rows: usize,
+    /// Rows of prompts, and sequences that generate, that would have kept to the time by the last
+    /// steps with such.
+    kept_rows: f64,
+    kept_decodes: f64,
 }
 
 /// What a step computes.
@@ -80,7 +89,15 @@ impl StepControl {
         let mut variance = [[0.0; FIGURES]; FIGURES];
         (0..FIGURES).for_each(|i| variance[i][i] = 1e3);
         let target = target.as_secs_f64();
-        StepControl { target, weights: [0.0; FIGURES], variance, steps: 0, most_prompt_rows: 0 }
+        StepControl {
+            target,
+            weights: [0.0; FIGURES],
+            variance,
+            steps: 0,
+            most_prompt_rows: 0,
+            kept_rows: 0.0,
+            kept_decodes: 0.0,
+        }
     }
 
     /// Learns from a step that took so long; returns what holds for the next ones, while about as
@@ -90,6 +107,11 @@ impl StepControl {
             self.learn(&load.figures(), time.as_secs_f64());
             self.most_prompt_rows = self.most_prompt_rows.max(load.prompt_rows);
             self.steps += 1;
+            let part = PLANNED_PART * self.target / time.as_secs_f64().max(1e-9);
+            match load.prompt_rows {
+                0 => keep(&mut self.kept_decodes, load.decodes, part),
+                rows => keep(&mut self.kept_rows, rows, part),
+            }
         }
         self.caps(load)
     }
@@ -118,21 +140,16 @@ impl StepControl {
     }
 
     fn caps(&self, now: StepLoad) -> Caps {
-        let decodes = now.decodes;
         if self.steps < LEAST_STEPS {
-            let tokens = decodes + LEAST_MAX_NUM_BATCHED_TOKENS;
-            return Caps { max_num_batched_tokens: Some(tokens), max_num_seqs: None };
+            let rows = LEAST_MAX_NUM_BATCHED_TOKENS;
+            return Caps { max_prompt_tokens: Some(rows), max_num_seqs: None };
         }
         let left = PLANNED_PART * self.target - self.seconds(StepLoad { prompt_rows: 0, ..now });
         let row = self.weights[3].max(0.0) * SCALE[3];
         let rows = if left <= 0.0 { 0.0 } else { left / row.max(1e-12) };
         let most = (2 * self.most_prompt_rows).max(LEAST_MAX_NUM_BATCHED_TOKENS);
-        let tokens = decodes + most.min(rows as usize);
-        Caps {
-            // Those that generate come first, each with its token.
-            max_num_batched_tokens: Some(tokens.max(1)),
-            max_num_seqs: self.most_decodes(now),
-        }
+        let rows = most.min(rows.max(self.kept_rows) as usize);
+        Caps { max_prompt_tokens: Some(rows), max_num_seqs: self.most_decodes(now) }
     }
 
     /// How many sequences like those that generate now may do so: twice as many at most.
@@ -143,9 +160,20 @@ impl StepControl {
         let fixed = self.weights[0].max(0.0) * SCALE[0];
         let each = (self.seconds(StepLoad { prompt_rows: 0, ..now }) - fixed) / now.decodes as f64;
         let left = (PLANNED_PART * self.target - fixed).max(0.0);
-        let most = if each > 0.0 { (left / each) as usize } else { usize::MAX };
-        Some(most.clamp(1, 2 * now.decodes))
+        let most = if each > 0.0 { left / each } else { f64::INFINITY };
+        Some((most.max(self.kept_decodes) as usize).clamp(1, 2 * now.decodes))
     }
+}
+
+/// Notes that a step with so many took the planned time over `part`.
+fn keep(kept: &mut f64, count: usize, part: f64) {
+    let count = count as f64;
+    *kept = match part {
+        // A quarter more at most, and one more at least.
+        part if part >= MOST_GROWTH => kept.max((count * MOST_GROWTH).ceil()),
+        part if part >= 1.0 => kept.max(count * part),
+        part => kept.min(count * part),
+    };
 }
 
 fn dot(a: &Figures, b: &Figures) -> f64 {
@@ -170,11 +198,11 @@ mod tests {
         let mut caps = control.caps(StepLoad::default());
         let mut load = StepLoad::default();
         for step in 0..steps {
-            let tokens = caps.max_num_batched_tokens.expect("a cap");
+            let tokens = caps.max_prompt_tokens.expect("a cap");
             load = StepLoad {
                 decodes,
                 decode_context: decodes * (200 + step),
-                prompt_rows: if step % 3 == 0 { tokens - decodes } else { 0 },
+                prompt_rows: if step % 3 == 0 { tokens } else { 0 },
             };
             caps = control.note(load, time(load));
         }
@@ -187,7 +215,7 @@ mod tests {
         let (caps, load) = run(&mut control, 8, 300);
         let fixed = time(StepLoad { prompt_rows: 0, ..load }).as_secs_f64();
         let rows = (0.9 * 0.050 - fixed) / 1e-4;
-        let got = (caps.max_num_batched_tokens.expect("a cap") - 8) as f64;
+        let got = caps.max_prompt_tokens.expect("a cap") as f64;
         assert!((got / rows - 1.0).abs() < 0.05, "{got} rows, {rows} would do");
     }
 
@@ -209,7 +237,7 @@ mod tests {
         let mut control = StepControl::new(Duration::from_secs(10));
         let mut most = 0;
         for _ in 0..40 {
-            let tokens = control.caps(StepLoad::default()).max_num_batched_tokens.expect("a cap");
+            let tokens = control.caps(StepLoad::default()).max_prompt_tokens.expect("a cap");
             assert!(tokens <= (2 * most).max(LEAST_MAX_NUM_BATCHED_TOKENS), "{tokens}, {most}");
             let load = StepLoad { prompt_rows: tokens.min(4096), ..StepLoad::default() };
             control.note(load, time(load));

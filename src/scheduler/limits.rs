@@ -54,8 +54,8 @@ pub struct LongReserve {
 /// What steps are held to beyond the limits, as the engine sees fit; nothing with none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Caps {
-    /// Tokens a step may compute.
-    pub max_num_batched_tokens: Option<usize>,
+    /// Tokens of prompts that a step may compute beside all generated ones; the floor stays.
+    pub max_prompt_tokens: Option<usize>,
     /// Sequences that may hold device memory at once; those that do stay.
     pub max_num_seqs: Option<usize>,
 }

@@ -287,8 +287,14 @@ impl Scheduler {
         self.is_closed &= self.on_device() > 0;
         self.promote(now);
         let (plan, mut order) = std::mem::take(&mut self.spare);
-        let tokens = self.caps.max_num_batched_tokens.unwrap_or(usize::MAX);
-        let tokens = self.limits.max_num_batched_tokens.min(tokens);
+        let tokens = match self.caps.max_prompt_tokens {
+            None => self.limits.max_num_batched_tokens,
+            Some(prompts) => {
+                let generates = |id: &&SequenceId| self.sequences[*id].next_form() == Form::Step;
+                let generating = self.running.iter().filter(generates).count();
+                self.limits.max_num_batched_tokens.min(prompts.saturating_add(generating))
+            }
+        };
         let budget = TokenBudget::new(tokens, self.limits.prefill_floor);
         let mut step = Planning { plan, budget, lacking: 0, fork_without_slot: false };
         if self.limits.park_every.is_some_and(|n| self.stats.steps.is_multiple_of(n)) {

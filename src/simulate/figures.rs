@@ -207,7 +207,8 @@ pub struct Reused {
 /// Who was served.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Fairness {
-    /// Tokens computed for each program.
+    /// Tokens that each program was served, prompts with their first token, until the first of them
+    /// had no request left: shares say nothing from then on.
     pub tokens: BTreeMap<String, u64>,
     /// Jain's index of them: 1 when all got alike, one over their number when one got all.
     pub jain: f64,

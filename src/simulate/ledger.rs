@@ -69,6 +69,13 @@ pub(super) struct Ledger {
     /// The part of them in which somebody waited.
     queued_seconds: Vec<f64>,
     all_steps: u64,
+    /// The program of each request.
+    programs: Vec<Option<usize>>,
+    /// Requests of each program that have not ended.
+    unended: BTreeMap<usize, usize>,
+    /// Tokens served to each program, while all of them had some to come.
+    served: BTreeMap<usize, u64>,
+    is_contended: bool,
 }
 
 impl Ledger {
@@ -78,6 +85,12 @@ impl Ledger {
             prompt_tokens: len,
             ..Kept::default()
         };
+        let programs: Vec<_> = traffic.requests.iter().map(|request| request.program).collect();
+        let (mut unended, mut served) = (BTreeMap::new(), BTreeMap::new());
+        for program in programs.iter().flatten() {
+            *unended.entry(*program).or_insert(0) += 1;
+            served.insert(*program, 0);
+        }
         Ledger {
             requests: traffic.requests.iter().map(|request| kept(request.prompt.len())).collect(),
             entered: 0,
@@ -91,6 +104,27 @@ impl Ledger {
             running_seconds: Vec::new(),
             queued_seconds: Vec::new(),
             all_steps: 0,
+            programs,
+            unended,
+            served,
+            is_contended: true,
+        }
+    }
+
+    /// Serves the program of a request; its prompt counts with the first token.
+    fn serve(&mut self, index: usize, tokens: usize) {
+        let program = self.programs[index].filter(|_| self.is_contended);
+        if let Some(served) = program.and_then(|program| self.served.get_mut(&program)) {
+            *served += tokens as u64;
+        }
+    }
+
+    /// A request has ended: from when on a program has none left, its share says nothing.
+    fn leave(&mut self, index: usize) {
+        let program = self.programs[index];
+        if let Some(unended) = program.and_then(|program| self.unended.get_mut(&program)) {
+            *unended -= 1;
+            self.is_contended &= *unended > 0;
         }
     }
 
@@ -142,6 +176,14 @@ impl Ledger {
         event: &Event,
         (start, now): (Duration, Duration),
     ) -> bool {
+        if event.token.is_some() {
+            let kept = &self.requests[index];
+            let prompt = if kept.first_token.is_none() { kept.prompt_tokens } else { 0 };
+            self.serve(index, prompt + 1);
+        }
+        if event.finish.is_some() {
+            self.leave(index);
+        }
         let kept = &mut self.requests[index];
         kept.started.get_or_insert(start);
         if event.token.is_some() {
@@ -296,11 +338,9 @@ impl Ledger {
         if programs.is_empty() {
             return None;
         }
-        let computed = |kept: &&Kept| (kept.prompt_tokens + kept.tokens) as u64;
         let each = || programs.iter().map(|(name, all)| (name.clone(), all));
-        let mut fairness = Fairness::of(
-            each().map(|(name, all)| (name, all.iter().map(computed).sum())).collect(),
-        );
+        let served = self.served.iter().map(|(program, tokens)| (program.to_string(), *tokens));
+        let mut fairness = Fairness::of(served.collect());
         let waits = |all: &Vec<&Kept>, wait: fn(&Kept) -> Option<f64>| {
             spread(all.iter().filter_map(|kept| wait(kept)))
         };

@@ -180,7 +180,8 @@ impl ModelledExecutor {
             let (start, rows) = (start as f64, rows as f64);
             context += rows * start + rows * (rows + 1.0) / 2.0;
         }
-        if decodes == 0 && self.chunks.first().is_some_and(|chunk| chunk.0 == 0) {
+        // The prompts of the next batch, whatever is there of them already.
+        if decodes == 0 && !self.chunks.is_empty() {
             self.dead = (0, 0.0);
         }
         self.dead.1 += self.dead.0 as f64;

@@ -15,7 +15,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Exp, Gamma, Geometric, LogNormal};
 
 /// Longest prompt or answer that is made up.
-const MOST_TOKENS: usize = 1 << 24;
+pub const MOST_TOKENS: usize = 1 << 24;
+
+/// Rates, deviations and seconds of arrivals.
+const NUMBERS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
 /// How long prompts or answers are, in tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -176,7 +179,7 @@ impl FromStr for Arrivals {
 
     fn from_str(text: &str) -> Result<Arrivals, String> {
         let fields: Vec<&str> = text.split(':').collect();
-        let above = |text: &str| text.parse().ok().filter(|n: &f64| n.is_finite() && *n > 0.0);
+        let above = |text: &str| text.parse().ok().filter(|n: &f64| NUMBERS.contains(n));
         let count = |text: &str| text.parse().ok().filter(|n: &usize| *n > 0);
         let arrivals = match fields.as_slice() {
             ["all"] => Some(Arrivals::All),
@@ -186,7 +189,11 @@ impl FromStr for Arrivals {
             ["closed", n] => count(n).map(Arrivals::Closed),
             _ => None,
         };
-        arrivals.ok_or_else(|| format!("{text:?}: numbers are above 0; there are {ARRIVALS}"))
+        arrivals.ok_or_else(|| {
+            let (least, most) = (NUMBERS.start(), NUMBERS.end());
+            let text: String = text.chars().take(40).collect();
+            format!("{text:?}: numbers are from {least} to {most}; there are {ARRIVALS}")
+        })
     }
 }
 
@@ -265,7 +272,19 @@ mod tests {
         for wrong in ["", "0", "uniform:5:4", "exp:0", "exp:nan", "choice:", "choice:5=0", "x:1"] {
             assert!(wrong.parse::<Lengths>().is_err(), "{wrong}");
         }
-        for wrong in ["", "poisson:0", "poisson", "poisson:inf", "gamma:1", "closed:0", "burst:1"] {
+        for wrong in [
+            "",
+            "poisson:0",
+            "poisson",
+            "poisson:inf",
+            "gamma:1",
+            "closed:0",
+            "burst:1",
+            "gamma:1:1e200",
+            "gamma:1:1e-200",
+            "poisson:1e-300",
+            "burst:1:1e300",
+        ] {
             assert!(wrong.parse::<Arrivals>().is_err(), "{wrong}");
         }
     }

@@ -81,6 +81,21 @@ pub enum SimulationError {
         /// What the device holds for one sequence.
         device_tokens: usize,
     },
+    /// A request is longer than the model's context.
+    #[error(
+        "request {index}: {tokens} tokens, prompt and answer together, are more than the context \
+         of {model}: {context}"
+    )]
+    Context {
+        /// Its place in the order of arrival, from 0.
+        index: usize,
+        /// Prompt and answer together.
+        tokens: usize,
+        /// The model.
+        model: String,
+        /// Its context in tokens.
+        context: usize,
+    },
     /// A fault of this program.
     #[error("the scheduler stands still with {open} requests open at {seconds} s")]
     Stuck {
@@ -124,6 +139,34 @@ pub struct Header {
     pub host_bytes: usize,
     /// Percent of the device's pages that admission leaves free.
     pub watermark_percent: f64,
+    /// Bytes a second to the host, and from it.
+    pub link: [f64; 2],
+    /// Seconds that each step costs whatever is in it.
+    pub step_overhead: f64,
+    /// Whether copies run beside steps.
+    pub overlap_copies: bool,
+    /// Whether answers that have ended are read on.
+    pub dead_slots_pay: bool,
+    /// Numbers of sequences that steps are filled up to.
+    pub buckets: Vec<usize>,
+    /// Whether a row that only fills up reads the mean context.
+    pub padding_reads: bool,
+    /// Seconds that steps are held to.
+    pub slo_itl: Option<f64>,
+    /// Seconds of prefill that a prompt is forgiven for each second it waits, under sjf.
+    pub sjf_ageing: f64,
+    /// Places kept for long prompts.
+    pub reserve_long: usize,
+    /// From how many tokens on a prompt is long.
+    pub long_prompt: usize,
+    /// Tokens that the first prompt of a step may take.
+    pub prefill_floor: usize,
+    /// Whether prompts find what was computed before.
+    pub prefix_cache: bool,
+    /// Whether they go on from states of cold runs alone.
+    pub exact_prefix: bool,
+    /// Tokens between the states that are kept.
+    pub checkpoint_every: Option<usize>,
 }
 
 /// What became of the traffic.
@@ -249,6 +292,20 @@ impl Simulation {
             device_bytes: self.device_bytes,
             host_bytes: self.host_bytes,
             watermark_percent: self.config.watermark_percent,
+            link: [hardware.link_out, hardware.link_in],
+            step_overhead: hardware.step_overhead,
+            overlap_copies: self.timing.overlap_copies,
+            dead_slots_pay: self.timing.dead_slots_pay,
+            buckets: self.timing.buckets.clone(),
+            padding_reads: self.timing.padding_reads,
+            slo_itl: self.config.slo_itl.map(|time| time.as_secs_f64()),
+            sjf_ageing: self.config.sjf_ageing,
+            reserve_long: self.config.reserve_long,
+            long_prompt: self.config.long_prompt,
+            prefill_floor: self.config.prefill_floor,
+            prefix_cache: self.config.prefix_cache,
+            exact_prefix: self.config.exact_prefix,
+            checkpoint_every: self.config.checkpoint_every,
         }
     }
 }
@@ -278,6 +335,13 @@ impl<'s> Running<'s> {
         simulation.config.check()?;
         let (device, host) = simulation.layouts()?;
         let device_tokens = device_tokens(&device);
+        let model = &simulation.timing.model;
+        if let (Some((tokens, index)), Some(context)) = (traffic.longest(), model.max_context)
+            && tokens > context
+        {
+            let model = model.name.clone();
+            return Err(SimulationError::Context { index, tokens, model, context });
+        }
         if let Some((tokens, index)) = traffic.longest()
             && tokens > device_tokens
         {

@@ -21,6 +21,9 @@ pub const TRACE_BLOCK: usize = 512;
 /// No prompt or answer of a trace is longer.
 const MOST_TOKENS: usize = 1 << 24;
 
+/// No request comes later, in milliseconds: thirty years.
+const MOST_TIME: f64 = 1e12;
+
 /// First of the streams of what a prompt has for itself, and of answers; all ids are below.
 const UNIQUE: u64 = 1_000_000_000;
 const ANSWER: u64 = 2_000_000_000;
@@ -115,10 +118,15 @@ pub(super) fn arrivals(path: &Path, entries: &[Entry]) -> Result<Vec<Duration>, 
     let mut last = first;
     let time = |entry: &Entry| {
         let time =
-            entry.timestamp.filter(|time| *time >= last).ok_or_else(|| TraceError::Line {
-                path: path.display().to_string(),
-                line: entry.line,
-                reason: format!("timestamp is to be a number of milliseconds, {last} or more"),
+            entry.timestamp.filter(|time| (last..=MOST_TIME).contains(time)).ok_or_else(|| {
+                TraceError::Line {
+                    path: path.display().to_string(),
+                    line: entry.line,
+                    reason: format!(
+                        "timestamp is to be a number of milliseconds, {last} or more and at most \
+                         {MOST_TIME:e}"
+                    ),
+                }
             })?;
         last = time;
         Ok(Duration::try_from_secs_f64((time - first) / 1e3).unwrap_or(Duration::MAX))

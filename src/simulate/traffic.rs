@@ -84,10 +84,19 @@ impl fmt::Display for MadeUp {
             f,
             "{requests} requests, arrivals {arrivals}, prompts {prompts}, answers {answers}"
         )?;
-        match turns {
-            1 => Ok(()),
-            _ => write!(f, ", {turns} turns each, {think} ms between"),
+        if *turns > 1 {
+            write!(f, ", {turns} turns each, {think} ms between")?;
         }
+        if let Some(most) = self.most_answer {
+            write!(f, ", {most} tokens at most")?;
+        }
+        if self.programs > 0 {
+            write!(f, ", {} programs", self.programs)?;
+        }
+        if let Some((groups, tokens)) = self.groups {
+            write!(f, ", {groups} groups with {tokens} tokens in common")?;
+        }
+        write!(f, ", seed {}", self.seed)
     }
 }
 
@@ -164,7 +173,17 @@ impl Traffic {
         let outlines =
             if chat { trace::chat(path, &entries) } else { trace::plain(path, &entries) };
         let requests = outlines.into_iter().zip(times).map(|(o, at)| arrival(o, at)).collect();
-        Ok(Traffic { name: path.display().to_string(), requests, open: None })
+        let mut name = path.display().to_string();
+        if chat {
+            name.push_str(" as chats");
+        }
+        if speed != 1.0 {
+            name.push_str(&format!(", {speed} times as fast"));
+        }
+        if jitter > 0.0 {
+            name.push_str(&format!(", up to {jitter} s later, seed {seed}"));
+        }
+        Ok(Traffic { name, requests, open: None })
     }
 
     /// Tokens of the longest answer.

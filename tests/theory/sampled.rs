@@ -9,7 +9,7 @@ use deltapool::simulate::model::Weights;
 use deltapool::simulate::traffic::Arrival;
 use deltapool::simulate::{
     HardwareProfile, Lengths, MadeUp, ModelProfile, Report, Run, Simulation, StepLine, StepModel,
-    Timing, Traffic,
+    Timing, Traffic, What,
 };
 
 /// A budget that no step reaches.
@@ -609,4 +609,49 @@ fn on_a_grid_of_64_a_long_prompt_takes_19_steps_instead_of_18() {
         lines.iter().filter(|line| line.t > 1.0 && line.prompt_tokens > 0).count()
     };
     assert_eq!((steps(1), steps(64)), (18, 19));
+}
+
+/// The default model is a mixture of experts, whose steps cost less for each row the more there
+/// are: a line through the first ones would hold the engine at few.
+#[test]
+fn a_time_that_steps_keep_to_anyway_costs_next_to_nothing() {
+    let timing = |slo: Option<u64>| {
+        let (hardware, model) = (hardware("h200"), model("kimi-linear"));
+        let held = simulation(hardware, model, StepModel::Phased, 400_000, |config| {
+            (config.max_num_batched_tokens, config.max_num_seqs) = (2_048, Some(64));
+            config.slo_itl = slo.map(Duration::from_millis);
+        });
+        run(&held, &traffic(600, "poisson:15", "uniform:100:2000", "exp:200"))
+    };
+    let (free, held) = (timing(None), timing(Some(60)));
+    assert!(free.latency.itl.max < 0.054, "{}", free.latency.itl.max);
+    let ratio = held.throughput.generated_tokens / free.throughput.generated_tokens;
+    println!(
+        "SLO     60 ms, met anyway: {ratio:.3} of the tokens/s, TTFT P99 {:.3} and {:.3} s",
+        held.latency.ttft.p99, free.latency.ttft.p99
+    );
+    assert!(ratio > 0.97, "{ratio}");
+    assert!(held.latency.ttft.p50 < 1.5 * free.latency.ttft.p50);
+}
+
+/// It sat out until somebody else ended otherwise.
+#[test]
+fn who_generates_is_in_every_step_whatever_time_steps_are_held_to() {
+    let (hardware, model) = (hardware("h200"), model("7b-mha"));
+    let simulation = simulation(hardware, model, StepModel::Phased, 400_000, |config| {
+        (config.max_num_batched_tokens, config.max_num_seqs) = (2_048, Some(64));
+        config.slo_itl = Some(Duration::from_millis(10));
+    });
+    let (_, lines) = lines(&simulation, &traffic(60, "poisson:3", "4000", "exp:128"));
+    let mut generating = std::collections::BTreeSet::new();
+    for line in &lines {
+        assert!(generating.iter().all(|id| line.decode.contains(id)), "at {} s", line.t);
+        for event in &line.events {
+            match event.what {
+                What::First => drop(generating.insert(event.id)),
+                What::Finish => drop(generating.remove(&event.id)),
+                _ => {}
+            }
+        }
+    }
 }

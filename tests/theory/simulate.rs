@@ -154,10 +154,80 @@ fn each_chart_of_a_run_is_drawn_and_written() {
         let csv = fs::read_to_string(csv).expect("written");
         assert!(csv.lines().count() > 3 && csv.contains(series), "{plot}: {csv}");
     }
+    let (code, error) = fault(&[&SMALL[..], &["--svg=/nonexistent/a.svg"]].concat());
+    assert!(code == 1 && error.contains("/nonexistent/a.svg: No such file"), "{error}");
     let (code, error) = fault(&[&SMALL[..], &["--plot=programs"]].concat());
     assert!(code == 2 && error.contains("give --programs"), "{error}");
     let (code, error) = fault(&[&SMALL[..], &["--plot=frontier"]].concat());
     assert!(code == 2 && error.contains("is of a sweep; here there are where, pools"), "{error}");
+}
+
+/// A broken one would look complete, and an old one would be gone.
+#[test]
+fn a_trace_has_its_name_when_it_is_complete() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("steps.jsonl");
+    fs::write(&path, "old").expect("written");
+    let trace = path.display().to_string();
+    fault(&["run", "-q", "--prompts=16000000", "--trace", &trace]);
+    assert_eq!(fs::read_to_string(&path).expect("it is there"), "old");
+    assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 1);
+    output(&[&SMALL[..], &["--trace", &trace]].concat());
+    assert!(fs::read_to_string(&path).expect("it is there").lines().count() > 40);
+    let (code, error) = fault(&["sweep", "--over", "seed=1,2", "--trace", &trace]);
+    assert!(code == 2 && error.contains("of one run"), "{error}");
+}
+
+#[test]
+fn what_is_swept_may_stand_behind_other_flags() {
+    let rest = ["--prompts=200", "--answers=20", "-q", "--json"];
+    let flags =
+        [&["sweep", "--requests=8", "--over=seed=1,2"], &rest[..], &["--over", "turns=1,2"]];
+    let rows: Value = serde_json::from_str(&output(&flags.concat())).expect("JSON");
+    assert_eq!(rows.as_array().map(Vec::len), Some(4));
+    let (code, error) = fault(&["sweep", "--requests=8"]);
+    assert!(code == 2 && error.contains("--over FLAG=VALUE"), "{error}");
+}
+
+/// It was the same under every policy: all requests end at last.
+#[test]
+fn jains_index_is_of_the_time_in_which_every_program_has_requests() {
+    let flags =
+        ["--requests=40", "--programs=2", "--answers=50", "--max-num-seqs=2", "--json", "-q"];
+    let served = |more: &[&str]| {
+        let json = output(&[&["run"], &flags[..], more].concat());
+        let report: Value = serde_json::from_str(&json).expect("JSON");
+        let tokens = &report["fairness"]["tokens"];
+        [seconds(&tokens["0"]), seconds(&tokens["1"])]
+    };
+    let all: f64 = served(&["--prompts=choice:100=0.5,4000=0.5"]).iter().sum();
+    // 40 requests of 2,100 tokens in the mean have more between them.
+    assert!(all < 40.0 * 2_100.0, "{all}");
+}
+
+/// Two runs that differ would not be told apart otherwise.
+#[test]
+fn the_header_says_all_that_was_asked_for() {
+    let header = |flags: &[&str]| {
+        let json = output(&[&SMALL[..], &["--json"], flags].concat());
+        serde_json::from_str::<Value>(&json).expect("JSON")["header"].clone()
+    };
+    let plain = header(&[]);
+    for flags in [
+        &["--seed=7"][..],
+        &["--link-gbps=1"],
+        &["--step-overhead-ms=5"],
+        &["--no-overlap"],
+        &["--programs=3"],
+        &["--max-tokens=50"],
+        &["--buckets=8,16"],
+        &["--slo-itl-ms=40"],
+        &["--shared-prefix=2:100"],
+        &["--no-prefix-cache"],
+        &["--checkpoint-every=512"],
+    ] {
+        assert_ne!(header(flags), plain, "{flags:?}");
+    }
 }
 
 #[test]
@@ -268,6 +338,15 @@ fn what_cannot_be_simulated_is_told_by_flag_and_limit() {
         (&["--prompts=exp:0"], "exp:MEAN"),
         (&["--prompts=file:/nonexistent/lengths"], "/nonexistent/lengths: No such file"),
         (&["--turns=0"], "1 or more"),
+        (&["--turns=1001"], "1000 turns at most"),
+        (&["--requests=18446744073709551615"], "10000000 of all turns together"),
+        (&["--shared-prefix=1:5000000000"], "5000000000 tokens"),
+        (&["--arrivals=gamma:1:1e200"], "from 0.001 to 1000000"),
+        (&["--arrivals=burst:1:1e300"], "from 0.001 to 1000000"),
+        (&["--step-overhead-ms=1e300"], "a number from 0 to 1000000"),
+        (&["--dead-slots-pay"], "--batching static"),
+        (&["--model=llama-2-7b", "--prompts=20000"], "the context of llama-2-7b: 4096"),
+        (&["--svg=x", "--csv=x"], "x: two results are to go there"),
         (&["--think-ms=5"], "--turns <N>"),
         (&["--arrivals=often"], "poisson:PER_SECOND"),
         (&["--grid=3"], "1 or 64"),

@@ -10,8 +10,7 @@ mod measure;
 mod modelled;
 mod report;
 
-use std::fs::OpenOptions;
-use std::path::Path;
+use std::ops::RangeInclusive;
 
 use clap::Args;
 use kernels::{CELL_LEN, Isa};
@@ -23,7 +22,7 @@ use crate::cli::CliError;
 use crate::cli::chart::DrawingArgs;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
-use crate::cli::output::{JsonTarget, print};
+use crate::cli::output::{JsonTarget, print, touch};
 use crate::config::{
     DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, MOST_THREADS,
     MemorySize, Preempt,
@@ -31,6 +30,7 @@ use crate::config::{
 use crate::engine::link::LinkExecutor;
 use crate::engine::{Engine, EngineError, EngineLimits, probe};
 use crate::models::{Model, ModelFiles};
+use crate::simulate::sampling::MOST_TOKENS;
 use lines::{Lines, fit, measured_crossover};
 use measure::{ANSWER, Bench, Case, DECODERS, Measured};
 use report::{Arm, Crossover, Report, Row, SwapLine};
@@ -48,6 +48,9 @@ const LONGEST: usize = 8192;
 const CHECKPOINT_EVERY: usize = 1024;
 
 /// Size of the chart in a terminal.
+/// GB a second to which copies can be held: what a state takes hours for is a slip.
+const LINKS: RangeInclusive<f64> = 1e-4..=1e6;
+
 const CHART: (usize, usize) = (100, 22);
 
 /// Arguments of `bench crossover`.
@@ -126,11 +129,6 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
     target.write(&serde_json::json!(report))
 }
 
-fn touch(path: &Path) -> Result<(), CliError> {
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|source| CliError::file(path, source))
-}
-
 /// Refuses numbers that make no sense.
 fn check(args: &CrossoverArgs) -> Result<(), CliError> {
     let refuse = |message: String| Err(CliError::Usage(message));
@@ -142,8 +140,12 @@ fn check(args: &CrossoverArgs) -> Result<(), CliError> {
         let repeats = args.repeats;
         return refuse(format!("--repeats {repeats}: {LEAST_REPEATS} to {MOST_REPEATS}"));
     }
-    if let Some(rate) = args.link_gbps.filter(|rate| !rate.is_finite() || *rate <= 0.0) {
-        return refuse(format!("--link-gbps {rate}: above 0, finite"));
+    if let Some(tokens) = args.lengths.iter().find(|tokens| **tokens > MOST_TOKENS) {
+        return refuse(format!("--lengths {tokens}: {MOST_TOKENS} at most"));
+    }
+    if let Some(rate) = args.link_gbps.filter(|rate| !LINKS.contains(rate)) {
+        let (least, most) = (LINKS.start(), LINKS.end());
+        return refuse(format!("--link-gbps {rate}: above 0, from {least} to {most}"));
     }
     if args.max_num_batched_tokens < LEAST_MAX_NUM_BATCHED_TOKENS {
         let tokens = args.max_num_batched_tokens;

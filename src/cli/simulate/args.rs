@@ -9,9 +9,9 @@ use crate::cli::CliError;
 use crate::cli::chart::{Chart, DrawingArgs};
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
-use crate::cli::output::{JsonTarget, print};
+use crate::cli::output::{JsonTarget, print, touch};
 use crate::cli::profiles;
-use crate::config::{EngineConfig, parse_bytes};
+use crate::config::{Batching, EngineConfig, parse_bytes};
 use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
 
 /// Of the device's memory that weights leave, the part that slots and blocks take by default.
@@ -115,6 +115,21 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
+    /// Makes the files that are asked for, so that one that cannot be written is told before the
+    /// work.
+    pub fn touch(&self) -> Result<(), CliError> {
+        let json = match self.json.target() {
+            JsonTarget::File(path) => Some(path),
+            _ => None,
+        };
+        let files = [&json, &self.perfetto, &self.trace, &self.drawing.svg, &self.drawing.csv];
+        let named: Vec<&PathBuf> = files.into_iter().flatten().collect();
+        if let Some(i) = (1..named.len()).find(|i| named[..*i].contains(&named[*i])) {
+            return Err(usage(format!("{}: two results are to go there", named[i].display())));
+        }
+        named.into_iter().try_for_each(|path| touch(path))
+    }
+
     /// Whether a chart is asked for.
     pub fn draws(&self) -> bool {
         self.plot.is_some() || self.drawing.is_asked()
@@ -155,6 +170,11 @@ impl MachineArgs {
     /// How steps and copies are timed.
     fn timing(&self, rules: &SimulationArgs) -> Result<Timing, CliError> {
         let (hardware, model) = self.profiles()?;
+        if rules.dead_slots_pay && rules.rules.batching != Batching::Static {
+            let reason = "--dead-slots-pay: answers that have ended are read on in batches of \
+                          --batching static alone";
+            return Err(CliError::Usage(reason.to_owned()));
+        }
         if !rules.buckets.is_sorted() || rules.buckets.contains(&0) {
             return Err(CliError::Usage("--buckets: ascending numbers above 0".to_owned()));
         }
@@ -232,16 +252,20 @@ pub fn usage(error: impl std::fmt::Display) -> CliError {
     CliError::Usage(error.to_string())
 }
 
-/// A finite number above 0.
+/// Numbers from this to its inverse are meant by somebody; time and memory bear them.
+const LEAST: f64 = 1e-6;
+const MOST: f64 = 1e6;
+
+/// A number above 0.
 pub fn parse_above_0(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| format!("{text}: a number above 0"))
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| format!("{text}: a number above 0, from {LEAST} to {MOST}"))
 }
 
-/// A finite number, 0 or more.
+/// A number, 0 or more.
 pub fn parse_from_0(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    number.ok_or_else(|| format!("{text}: a number, 0 or more"))
+    let number = text.parse().ok().filter(|number| (0.0..=MOST).contains(number));
+    number.ok_or_else(|| format!("{text}: a number from 0 to {MOST}"))
 }
 
 fn parse_grid(text: &str) -> Result<usize, String> {

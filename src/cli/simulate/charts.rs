@@ -53,6 +53,12 @@ impl Plot {
     }
 }
 
+/// Why shares of programs are not drawn.
+pub const NO_PROGRAMS: &str = "--plot programs: the requests are of no programs; give --programs";
+
+/// Why nobody kept to targets.
+pub const NO_TARGETS: &str = "--plot goodput: give --slo-ttft-ms or --slo-tpot-ms";
+
 /// Why there is no chart, for people.
 pub type Nothing = String;
 
@@ -65,9 +71,7 @@ pub fn of_run(plot: Plot, timeline: &Timeline, report: &Report) -> Result<Chart,
     match plot {
         Plot::Pools => Ok(pools(title, timeline)),
         Plot::Batch => Ok(bars(title, &[(String::new(), timeline)])),
-        Plot::Programs if timeline.service.is_empty() => {
-            Err("--plot programs: the requests are of no programs; give --programs".to_owned())
-        }
+        Plot::Programs if timeline.service.is_empty() => Err(NO_PROGRAMS.to_owned()),
         Plot::Programs => Ok(programs(title, timeline)),
         Plot::Gaps => Ok(gaps(title, timeline)),
         _ => Ok(places(title, timeline)),
@@ -213,6 +217,24 @@ fn gaps(title: &str, timeline: &Timeline) -> Chart {
     }
 }
 
+/// The values of a flag as numbers, three or more.
+///
+/// # Errors
+/// When they are not, or not different.
+pub fn numbers(values: &[String]) -> Result<Vec<f64>, Nothing> {
+    let number = |value: &String| value.parse().ok().filter(|x: &f64| x.is_finite());
+    let numbers: Vec<f64> = values.iter().filter_map(number).collect();
+    let mut sorted = numbers.clone();
+    sorted.sort_by(f64::total_cmp);
+    sorted.dedup();
+    match sorted.len() >= 3 && sorted.len() == values.len() {
+        true => Ok(numbers),
+        false => {
+            Err("a sweep of one flag over three different numbers or more is drawn".to_owned())
+        }
+    }
+}
+
 /// What the values of a flag changed.
 ///
 /// # Errors
@@ -223,15 +245,8 @@ pub fn of_sweep(
     values: &[String],
     reports: &[Report],
 ) -> Result<Chart, Nothing> {
-    let mut points: Vec<(f64, &Report)> = Vec::new();
-    for (value, report) in values.iter().zip(reports) {
-        points.extend(value.parse().ok().filter(|x: &f64| x.is_finite()).map(|x| (x, report)));
-    }
+    let mut points: Vec<(f64, &Report)> = numbers(values)?.into_iter().zip(reports).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
-    points.dedup_by(|a, b| a.0 == b.0);
-    if points.len() < 3 || points.len() < values.len() {
-        return Err("a sweep of one flag over three different numbers or more is drawn".to_owned());
-    }
     let is_positive = points[0].0 > 0.0;
     let x = Axis::new(flag, if is_positive { Scale::Log } else { Scale::Linear });
     let series = |names: &[&str], value: &dyn Fn(usize, &Report) -> f64| {
@@ -242,7 +257,7 @@ pub fn of_sweep(
     match plot {
         Plot::Frontier => Ok(frontier(flag, &points)),
         Plot::Goodput if points.iter().any(|(_, report)| report.goodput.is_none()) => {
-            Err("--plot goodput: give --slo-ttft-ms or --slo-tpot-ms".to_owned())
+            Err(NO_TARGETS.to_owned())
         }
         Plot::Goodput => {
             let value = |i: usize, report: &Report| match (&report.goodput, i) {

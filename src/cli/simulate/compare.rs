@@ -69,7 +69,8 @@ fn compare(name: String, a: &Value, b: &Value, above: f64, rows: &mut Vec<[Strin
         }
         return;
     }
-    if a == b {
+    // A list is a spread, which other figures sum up.
+    if a == b || a.is_array() || b.is_array() {
         return;
     }
     let ratio = match (a.as_f64(), b.as_f64()) {

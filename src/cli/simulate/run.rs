@@ -1,6 +1,6 @@
 //! `deltapool simulate run` and `replay`: made-up traffic or a trace through the real scheduler.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::cli::CliError;
 use crate::cli::limits::at_least_one_token;
 use crate::cli::loading::bar;
 use crate::cli::output::{JsonTarget, grouped, print};
-use crate::simulate::sampling::{ARRIVALS, LENGTHS};
+use crate::simulate::sampling::{ARRIVALS, LENGTHS, MOST_TOKENS};
 use crate::simulate::{
     Arrivals, Lengths, MadeUp, NAMED, Report, Simulation, SimulationError, StepLine, Traffic,
     Workload,
@@ -27,6 +27,11 @@ use crate::simulate::{
 
 /// Requests that are open at a time in a named workload.
 const OPEN: usize = 16;
+
+/// Requests that are made up, their turns counted; and turns of one, each of which says again what
+/// was said before.
+const MOST_REQUESTS: usize = 10_000_000;
+const MOST_TURNS: usize = 1_000;
 
 /// Arguments of `simulate run`.
 #[derive(Debug, Args)]
@@ -158,12 +163,22 @@ pub struct ReplayArgs {
 
 impl TrafficArgs {
     /// The requests.
-    pub fn traffic(&self) -> Traffic {
+    ///
+    /// # Errors
+    /// More requests than there is memory to make up.
+    pub fn traffic(&self) -> Result<Traffic, CliError> {
         if let Some(name) = &self.workload {
             let workload = Workload::named(name, None).expect("clap knows the names");
-            return Traffic::of_workload(workload, OPEN);
+            return Ok(Traffic::of_workload(workload, OPEN));
         }
-        Traffic::made_up(&MadeUp {
+        let (requests, turns) = (self.requests, self.turns);
+        if turns > MOST_TURNS || requests.saturating_mul(turns) > MOST_REQUESTS {
+            return Err(usage(format!(
+                "--requests {requests}, --turns {turns}: {MOST_REQUESTS} of all turns together, and \
+                 {MOST_TURNS} turns at most"
+            )));
+        }
+        Ok(Traffic::made_up(&MadeUp {
             requests: self.requests,
             arrivals: self.arrivals,
             turns: self.turns,
@@ -174,14 +189,14 @@ impl TrafficArgs {
             programs: self.programs,
             groups: self.shared_prefix,
             seed: self.seed,
-        })
+        }))
     }
 }
 
 /// Runs `simulate run`.
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let simulation = simulation(&args.machine, &args.rules, &args.output)?;
-    tell(&simulation, &args.traffic.traffic(), &args.output)
+    tell(&simulation, &args.traffic.traffic()?, &args.output)
 }
 
 /// Runs `simulate replay`.
@@ -199,6 +214,10 @@ fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Resu
     if let Some(plot) = output.plot.filter(|plot| !plot.is_of_run()) {
         return Err(usage(wrong_plot(plot, "a sweep", Plot::is_of_run)));
     }
+    if output.plot == Some(Plot::Programs) && traffic.requests.iter().all(|r| r.program.is_none()) {
+        return Err(usage(charts::NO_PROGRAMS));
+    }
+    output.touch()?;
     let mut follower = Follower::new(traffic, output)?;
     let mut observe = |line: &StepLine| follower.note(line);
     let is_followed = output.trace.is_some() || output.perfetto.is_some() || output.draws();
@@ -278,17 +297,21 @@ pub fn simulate(
     Ok(report)
 }
 
-/// A file with a line for each step.
+/// A file with a line for each step. It has another name until it is complete.
 struct Trace<'p> {
     path: &'p Path,
+    draft: PathBuf,
     file: BufWriter<File>,
     error: Option<std::io::Error>,
 }
 
 impl<'p> Trace<'p> {
     fn new(path: &'p Path) -> Result<Trace<'p>, CliError> {
-        let file = File::create(path).map_err(|source| CliError::file(path, source))?;
-        Ok(Trace { path, file: BufWriter::new(file), error: None })
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
+        let file = File::create(&draft).map_err(|source| CliError::file(path, source))?;
+        Ok(Trace { path, draft, file: BufWriter::new(file), error: None })
     }
 
     fn write(&mut self, line: &StepLine) {
@@ -299,12 +322,24 @@ impl<'p> Trace<'p> {
     }
 
     fn end(mut self) -> Result<(), CliError> {
-        let done = self.error.take().map_or_else(|| self.file.flush(), Err);
+        let written = self.error.take().map_or_else(|| self.file.flush(), Err);
+        let done = written.and_then(|()| fs::rename(&self.draft, self.path));
         done.map_err(|source| CliError::file(self.path, source))
+    }
+}
+
+impl Drop for Trace<'_> {
+    fn drop(&mut self) {
+        // It is gone when it became the file.
+        let _ = fs::remove_file(&self.draft);
     }
 }
 
 fn parse_groups(text: &str) -> Result<(usize, usize), String> {
     let (groups, tokens) = text.split_once(':').ok_or("GROUPS:TOKENS, as 4:2000")?;
-    Ok((at_least_one_token(groups)?, at_least_one_token(tokens)?))
+    let (groups, tokens) = (at_least_one_token(groups)?, at_least_one_token(tokens)?);
+    match tokens <= MOST_TOKENS {
+        true => Ok((groups, tokens)),
+        false => Err(format!("{tokens} tokens; {MOST_TOKENS} at most")),
+    }
 }

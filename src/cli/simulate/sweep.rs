@@ -25,8 +25,9 @@ const MOST_CELLS: usize = 1000;
                         The flags behind --over are those of `deltapool simulate run`."
 )]
 pub struct SweepArgs {
-    /// A flag of `simulate run` and its values; several give all combinations.
-    #[arg(long, value_name = "FLAG=VALUE,VALUE..", required = true)]
+    /// A flag of `simulate run` and its values; several give all combinations. It may stand
+    /// anywhere.
+    #[arg(long, value_name = "FLAG=VALUE,VALUE..")]
     pub over: Vec<String>,
     /// The other flags of `simulate run`.
     #[arg(value_name = "RUN FLAGS", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -43,14 +44,15 @@ struct Cell {
 
 /// Runs the command.
 pub fn run(args: &SweepArgs) -> Result<(), CliError> {
-    let axes = args.over.iter().map(|text| axis(text)).collect::<Result<Vec<_>, CliError>>()?;
+    let (over, rest) = overs(args)?;
+    let axes = over.iter().map(|text| axis(text)).collect::<Result<Vec<_>, CliError>>()?;
     let cells: usize = axes.iter().map(|(_, values)| values.len()).product();
     if cells > MOST_CELLS {
         return Err(usage(format!("--over: {cells} simulations; {MOST_CELLS} at most")));
     }
     let parse = |settings: &[(String, String)]| {
         let flags = settings.iter().map(|(flag, value)| format!("--{flag}={value}").into());
-        let cell = Cell::try_parse_from(args.rest.iter().cloned().chain(flags));
+        let cell = Cell::try_parse_from(rest.iter().cloned().chain(flags));
         cell.map(|cell| cell.run).map_err(|error| CliError::Arguments(Box::new(error)))
     };
     // All of them are read before the first is run.
@@ -61,10 +63,21 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     if let Some(plot) = output.plot.filter(|plot| !plot.is_of_sweep()) {
         return Err(usage(wrong_plot(plot, "one run", Plot::is_of_sweep)));
     }
+    if output.trace.is_some() || output.perfetto.is_some() {
+        return Err(usage("--trace and --perfetto are of one run, not of a sweep"));
+    }
+    if output.draws() && output.plot != Some(Plot::Batch) {
+        can_be_drawn(&axes).map_err(usage)?;
+        let has_targets = output.slo_ttft_ms.or(output.slo_tpot_ms).is_some();
+        if output.plot == Some(Plot::Goodput) && !has_targets {
+            return Err(usage(charts::NO_TARGETS));
+        }
+    }
+    output.touch()?;
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for (settings, cell) in all.iter().zip(&cells) {
         let simulation = simulation(&cell.machine, &cell.rules, &cell.output)?;
-        let traffic = cell.traffic.traffic();
+        let traffic = cell.traffic.traffic()?;
         let mut recorder = Recorder::new(&traffic);
         let mut observe = |line: &StepLine| recorder.note(line);
         let is_followed = output.plot == Some(Plot::Batch);
@@ -85,6 +98,14 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     target.write(&Value::Array(rows.collect()))
 }
 
+/// Whether what is swept has a place on an axis.
+fn can_be_drawn(axes: &[(String, Vec<String>)]) -> Result<(), String> {
+    match axes {
+        [(_, values)] => charts::numbers(values).map(drop),
+        _ => Err("a sweep of one flag is drawn".to_owned()),
+    }
+}
+
 /// What the sweep changed; why it cannot be drawn, where it cannot.
 fn chart(
     axes: &[(String, Vec<String>)],
@@ -100,10 +121,24 @@ fn chart(
         let runs: Vec<_> = all.iter().map(name).zip(timelines).collect();
         return Ok(charts::bars(&reports[0].header.traffic, &runs));
     }
-    match axes {
-        [(flag, values)] => charts::of_sweep(plot.unwrap_or(Plot::Waiting), flag, values, reports),
-        _ => Err("a sweep of one flag is drawn".to_owned()),
+    can_be_drawn(axes)?;
+    let (flag, values) = &axes[0];
+    charts::of_sweep(plot.unwrap_or(Plot::Waiting), flag, values, reports)
+}
+
+/// What is swept, and the other flags; `--over` may stand among these.
+fn overs(args: &SweepArgs) -> Result<(Vec<String>, Vec<OsString>), CliError> {
+    let wanted = || usage("--over FLAG=VALUE,VALUE.. is wanted");
+    let (mut over, mut rest) = (args.over.clone(), Vec::new());
+    let mut flags = args.rest.iter();
+    while let Some(flag) = flags.next() {
+        match flag.to_str().and_then(|text| text.strip_prefix("--over")) {
+            Some("") => over.push(flags.next().and_then(|o| o.to_str()).ok_or_else(wanted)?.into()),
+            Some(text) if text.starts_with('=') => over.push(text[1..].to_owned()),
+            _ => rest.push(flag.clone()),
+        }
     }
+    if over.is_empty() { Err(wanted()) } else { Ok((over, rest)) }
 }
 
 fn axis(text: &str) -> Result<(String, Vec<String>), CliError> {
