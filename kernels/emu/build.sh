@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the stand-ins for libcuda, libnvrtc and libcublasLt from the kernels: build.sh FOLDER
+# Builds the stand-ins for libcuda and libnvrtc from the kernels: build.sh FOLDER
 # FOLDER has cuda/ and emu/, and gets the libraries. $CXX is the compiler. An object file that is
 # there already is taken as it is.
 set -euo pipefail
@@ -18,5 +18,3 @@ done
 library=(-shared -Wl,-z,nodelete)
 "$cxx" "${library[@]}" -Wl,-soname,libcuda.so -o libcuda.so cuda/*.o emu/emu.o emu/driver.o
 "$cxx" "${flags[@]}" "${library[@]}" -Wl,-soname,libnvrtc.so -o libnvrtc.so emu/nvrtc.cpp
-"$cxx" "${flags[@]}" "${library[@]}" -Wl,-soname,libcublasLt.so -o libcublasLt.so emu/blaslt.cpp \
-  libcuda.so

@@ -1,7 +1,7 @@
 //! What tests of the CUDA backend share: the emulated device, seeded values, comparison.
 //!
-//! Without `DELTAPOOL_TEST_GPU=1` the tests run on stand-ins for libcuda, libnvrtc and libcublasLt
-//! that run the same kernel files on the processor (`kernels/emu`). They are built here, once for
+//! Without `DELTAPOOL_TEST_GPU=1` the tests run on stand-ins for libcuda and libnvrtc that run
+//! the same kernel files on the processor (`kernels/emu`). They are built here, once for
 //! each state of the sources, with g++ ($CXX if set); where there is none the tests are skipped and
 //! say so.
 #![allow(dead_code)]
@@ -27,7 +27,6 @@ pub fn on_gpu() -> bool {
 pub struct StandIn {
     driver: Library,
     compiler: Library,
-    _products: Library,
 }
 
 impl StandIn {
@@ -136,10 +135,8 @@ pub fn stand_in() -> Option<&'static StandIn> {
         let folder = folder()?;
         // SAFETY: libraries of the project, whose set-up registers kernels and nothing else.
         let load = |name| unsafe { Library::new(folder.join(name)) }.expect("it was just built");
-        // The driver first: the products are linked against it, and find it by its name.
         let driver = load("libcuda.so");
-        let (compiler, _products) = (load("libnvrtc.so"), load("libcublasLt.so"));
-        Some(StandIn { driver, compiler, _products })
+        Some(StandIn { driver, compiler: load("libnvrtc.so") })
     });
     if loaded.is_none() {
         skip("there is no g++ to build the emulated device with");
