@@ -2,12 +2,11 @@
 
 mod cuda_support;
 
-use bytemuck::cast_slice;
 use cuda_support::{Device, Values, assert_caught, assert_close, device, sanitized, with_seeds};
 use half::bf16;
-use kernels::cuda::gemm::{DeviceMatrix, Inputs, RoundedRows};
+use kernels::cuda::DeviceBuffer;
+use kernels::cuda::gemm::{Inputs, RoundedRows};
 use kernels::cuda::moe::{Choice, Experts, Workspace, experts, route};
-use kernels::cuda::{DeviceArena, DeviceBuffer};
 use kernels::moe::{ExpertWeights, Router, Score, naive};
 use kernels::{Dtype, Matrix, Rows, RowsMut, Values as Stored};
 

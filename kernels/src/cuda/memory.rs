@@ -512,7 +512,7 @@ impl HostArena {
     /// The bytes at a piece, for a copy that the arena waits for before it gives them to anybody.
     fn piece(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         match &mut self.bytes {
-            HostBytes::Pinned(pinned) => &mut pinned.all()[at..at + bytes],
+            HostBytes::Pinned(pinned) => pinned.part(at, bytes),
             HostBytes::Pageable(arena) => arena.values_mut(at, bytes),
         }
     }
@@ -554,9 +554,18 @@ impl Pinned {
 
     /// The bytes. Whoever starts a copy waits for it before it calls this again.
     pub fn all(&mut self) -> &mut [u8] {
-        // SAFETY: initialized in `new`; `&mut self` keeps others out, and the device by the
-        // callers' promise.
-        unsafe { slice::from_raw_parts_mut(self.start, self.bytes) }
+        self.part(0, self.bytes)
+    }
+
+    /// Some of the bytes. Copies of others may be under way.
+    ///
+    /// # Panics
+    /// When they leave the allocation.
+    fn part(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        check(self.bytes, at, bytes);
+        // SAFETY: in bounds by `check` and initialized in `new`; `&mut self` keeps others out, and
+        // the device by the callers' promise about these bytes.
+        unsafe { slice::from_raw_parts_mut(self.start.add(at), bytes) }
     }
 }
 
