@@ -69,8 +69,8 @@ pub(super) struct KdaWeights {
     output: Tensor,
 }
 
-/// The taps of a layer's convolutions by tap, `[width][query | key | value channels]`, oldest first;
-/// `vector` gives a part `[channels][width]`.
+/// The taps of a layer's convolutions by tap, `[width][query | key | value channels]`, oldest
+/// first; `vector` gives a part `[channels][width]`.
 pub(super) fn taps(kda: &Kda, vector: impl Fn(Part) -> Vec<f32>) -> Vec<f32> {
     let convs = [Part::QueryConv, Part::KeyConv, Part::ValueConv].map(vector);
     let mut taps = Vec::with_capacity(3 * kda.inner() * kda.conv_width);

@@ -174,8 +174,8 @@ impl TrafficArgs {
         let (requests, turns) = (self.requests, self.turns);
         if turns > MOST_TURNS || requests.saturating_mul(turns) > MOST_REQUESTS {
             return Err(usage(format!(
-                "--requests {requests}, --turns {turns}: {MOST_REQUESTS} of all turns together, and \
-                 {MOST_TURNS} turns at most"
+                "--requests {requests}, --turns {turns}: {MOST_REQUESTS} of all turns together, \
+                 and {MOST_TURNS} turns at most"
             )));
         }
         Ok(Traffic::made_up(&MadeUp {
@@ -214,7 +214,8 @@ fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Resu
     if let Some(plot) = output.plot.filter(|plot| !plot.is_of_run()) {
         return Err(usage(wrong_plot(plot, "a sweep", Plot::is_of_run)));
     }
-    if output.plot == Some(Plot::Programs) && traffic.requests.iter().all(|r| r.program.is_none()) {
+    let has_programs = traffic.requests.iter().any(|request| request.program.is_some());
+    if output.plot == Some(Plot::Programs) && !has_programs {
         return Err(usage(charts::NO_PROGRAMS));
     }
     output.touch()?;
