@@ -20,7 +20,7 @@ use super::bench::system::Machine;
 use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
-use super::output::{JsonTarget, print, touch};
+use super::output::{JsonTarget, beside, print, touch};
 use super::profiles::{self, THIS_MACHINE};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize, Preempt};
 use crate::engine::link::LinkExecutor;
@@ -84,10 +84,8 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
             path
         }
     };
-    for file in [&args.drawing.svg, &args.drawing.csv].into_iter().flatten() {
-        touch(file)?;
-    }
     // Before minutes of work: a file that cannot be written is told at once.
+    args.drawing.files().try_for_each(touch)?;
     let draft = draft(&path)?;
     let files = Files::open(common, isa)?.model;
     let model = model_profile(common.model.as_deref())?;
@@ -104,9 +102,7 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
 
 /// A new file beside `path`: what is written there replaces the old one at once.
 fn draft(path: &Path) -> Result<PathBuf, CliError> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".new");
-    let draft = PathBuf::from(draft);
+    let draft = beside(path);
     fs::write(&draft, "").map_err(|source| CliError::file(path, source))?;
     Ok(draft)
 }

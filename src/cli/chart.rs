@@ -29,9 +29,14 @@ pub struct DrawingArgs {
 }
 
 impl DrawingArgs {
+    /// The files that are asked for.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.svg, &self.csv].into_iter().flatten().map(PathBuf::as_path)
+    }
+
     /// Whether a file is asked for.
     pub fn is_asked(&self) -> bool {
-        self.svg.is_some() || self.csv.is_some()
+        self.files().next().is_some()
     }
 
     /// Writes a chart to the files that are asked for.

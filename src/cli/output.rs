@@ -32,6 +32,14 @@ impl JsonTarget {
         }
     }
 
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            JsonTarget::File(path) => Some(path),
+            JsonTarget::None | JsonTarget::Output => None,
+        }
+    }
+
     /// Writes `value` as one line.
     pub fn write(&self, value: &Value) -> Result<(), CliError> {
         let line = format!("{value}\n");
@@ -50,6 +58,13 @@ impl JsonTarget {
 pub fn touch(path: &Path) -> Result<(), CliError> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
     opened.map(drop).map_err(|source| CliError::file(path, source))
+}
+
+/// The name under which a file is written before it takes its place at `path`, whole and at once.
+pub fn beside(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    beside.into()
 }
 
 /// `1234567` as `1,234,567`.

@@ -109,14 +109,7 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
     check(args)?;
     let target = args.report.target();
     // Before minutes of work: a file that cannot be written is told at once.
-    let json = match &target {
-        JsonTarget::File(path) => Some(path.as_path()),
-        _ => None,
-    };
-    let DrawingArgs { svg, csv } = &args.drawing;
-    for path in [svg.as_deref(), csv.as_deref(), json].into_iter().flatten() {
-        touch(path)?;
-    }
+    args.drawing.files().chain(target.file()).try_for_each(touch)?;
     let report = match args.modelled {
         true => modelled::report(args)?,
         false => measured(args, isa)?,

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::cli::output::beside;
+
 /// A file that holds the port of this server from [`PortFile::tell`] until it is dropped.
 #[derive(Debug)]
 pub struct PortFile {
@@ -22,8 +24,8 @@ impl PortFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::write(file.beside(), "")?;
-        fs::remove_file(file.beside())?;
+        fs::write(beside(&file.path), "")?;
+        fs::remove_file(beside(&file.path))?;
         Ok(file)
     }
 
@@ -33,17 +35,11 @@ impl PortFile {
     /// When it cannot be written.
     pub fn tell(&mut self, port: u16) -> io::Result<()> {
         let text = format!("{port}\n");
-        fs::write(self.beside(), &text)?;
-        fs::rename(self.beside(), &self.path)?;
+        let beside = beside(&self.path);
+        fs::write(&beside, &text)?;
+        fs::rename(&beside, &self.path)?;
         self.told = Some(text);
         Ok(())
-    }
-
-    /// Where it is written before it takes its place.
-    fn beside(&self) -> PathBuf {
-        let mut beside = self.path.as_os_str().to_owned();
-        beside.push(".new");
-        beside.into()
     }
 }
 

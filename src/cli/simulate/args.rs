@@ -1,6 +1,6 @@
 //! On what a simulation runs and by which rules: the flags that its commands share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -118,16 +118,14 @@ impl OutputArgs {
     /// Makes the files that are asked for, so that one that cannot be written is told before the
     /// work.
     pub fn touch(&self) -> Result<(), CliError> {
-        let json = match self.json.target() {
-            JsonTarget::File(path) => Some(path),
-            _ => None,
-        };
-        let files = [&json, &self.perfetto, &self.trace, &self.drawing.svg, &self.drawing.csv];
-        let named: Vec<&PathBuf> = files.into_iter().flatten().collect();
+        let json = self.json.target();
+        let steps = [self.perfetto.as_deref(), self.trace.as_deref()].into_iter().flatten();
+        let named: Vec<&Path> =
+            json.file().into_iter().chain(steps).chain(self.drawing.files()).collect();
         if let Some(i) = (1..named.len()).find(|i| named[..*i].contains(&named[*i])) {
             return Err(usage(format!("{}: two results are to go there", named[i].display())));
         }
-        named.into_iter().try_for_each(|path| touch(path))
+        named.into_iter().try_for_each(touch)
     }
 
     /// Whether a chart is asked for.

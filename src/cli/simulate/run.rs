@@ -18,7 +18,7 @@ use super::timeline::Recorder;
 use crate::cli::CliError;
 use crate::cli::limits::at_least_one_token;
 use crate::cli::loading::bar;
-use crate::cli::output::{JsonTarget, grouped, print};
+use crate::cli::output::{JsonTarget, beside, grouped, print};
 use crate::simulate::sampling::{ARRIVALS, LENGTHS, MOST_TOKENS};
 use crate::simulate::{
     Arrivals, Lengths, MadeUp, NAMED, Report, Simulation, SimulationError, StepLine, Traffic,
@@ -308,9 +308,7 @@ struct Trace<'p> {
 
 impl<'p> Trace<'p> {
     fn new(path: &'p Path) -> Result<Trace<'p>, CliError> {
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(".new");
-        let draft = PathBuf::from(draft);
+        let draft = beside(path);
         let file = File::create(&draft).map_err(|source| CliError::file(path, source))?;
         Ok(Trace { path, draft, file: BufWriter::new(file), error: None })
     }
