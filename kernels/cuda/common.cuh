@@ -75,13 +75,6 @@ DEVICE float f16_to_f32(uint16_t bits) {
   return r;
 }
 
-// 2^x to two units in the last place; for weights of attention, not for decays.
-DEVICE float exp2_fast(float x) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-
 // d[16x8] += a[16x16] b[16x8], bf16 in, f32 out.
 DEVICE void mma_bf16_16816(float* d, const uint32_t* a, const uint32_t* b) {
   asm volatile(

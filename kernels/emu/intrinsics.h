@@ -22,8 +22,6 @@ static inline float f16_to_f32(uint16_t bits) {
   return (float)x;
 }
 
-static inline float exp2_fast(float x) { return exp2f(x); }
-
 // mma.sync.aligned.m16n8k16: fragments as the PTX ISA lays them out. The order in which a tensor
 // core adds is not told anywhere; here it is rising k, so results agree to rounding only.
 struct MmaIn {
