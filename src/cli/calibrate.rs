@@ -5,6 +5,7 @@ mod draw;
 mod fit;
 mod measure;
 mod report;
+mod workloads;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,6 @@ use clap::Args;
 use kernels::Isa;
 
 use super::CliError;
-use super::bench::ids::TokenIds;
 use super::bench::speed::{advise, pool_bytes};
 use super::bench::stepper::Stepper;
 use super::bench::system::Machine;
@@ -59,8 +59,8 @@ costs beside its executor, and steps of the model: batches of 1 to 32, prompts o
 the steps of a long prompt.
 Fitted, so that the simulator's phased steps take what the engine's do with this model: bandwidth
 (more than that of memory where weights lie in a cache), gemm_efficiency, and the shares that
-attention reaches. What is not a product is in gemm_efficiency. Steps that the fit has not seen are
-shown beside what it says of them.
+attention reaches. What is not a product is in gemm_efficiency. Three workloads that the fit has not
+seen, run by the engine and by the simulator, show how well it holds.
 
 A default profile is `this-machine` wherever hardware is named. With the same model, precision,
 processor, instruction set and threads, --preempt auto takes its rates from it instead of measuring
@@ -137,7 +137,7 @@ fn measure(
     let (spec, weights) = (files.spec.clone(), files.weight_bytes()?);
     let usual = EngineLimits::of_machine(&files, &EngineConfig { threads, ..Default::default() })?;
     let longest = LONGEST.min(spec.context.saturating_sub(1 + measure::STEPS));
-    let needed = CHUNK + measure::fill_tokens(most_sequences());
+    let needed = shortest_context();
     if spec.context < needed {
         let context = spec.context;
         return Err(CliError::Usage(format!(
@@ -145,6 +145,7 @@ fn measure(
         )));
     }
     let config = config(&files, longest, threads)?;
+    let limits = EngineLimits::of_machine(&files, &config)?;
     let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len}");
     bar.set_length(measure::turns() + measure::ROWS.len() as u64 + 1);
     bar.set_message("reads of memory");
@@ -157,8 +158,8 @@ fn measure(
     let core = builder.build_core(|executor| LinkExecutor::new(executor, None));
     loading.finish_and_clear();
     let stepper = Stepper::new(core.map_err(advise)?);
-    let mut steps = Steps::new(stepper, TokenIds::new(1, spec.vocab_size), &bar);
-    let (samples, copies, checks) = steps.measure(longest, (stream, best))?;
+    let mut steps = Steps::new(stepper, spec.vocab_size, &bar);
+    let (samples, copies, workloads) = steps.measure(longest, (stream, best))?;
     bar.finish_and_clear();
     let fitted = fit(model, &samples);
     let machine = Machine::this(isa);
@@ -176,8 +177,18 @@ fn measure(
     let hardware = profile(&samples, fitted, (copies, memory), calibration);
     hardware.check(THIS_MACHINE).map_err(|error| CliError::Failed(error.to_string()))?;
     let chart = draw::chart(&hardware, model, &samples);
-    let measured = (stream, products);
-    Ok((Report::new((machine, threads), measured, (hardware, copies), (model, checks)), chart))
+    let simulation = workloads::simulation(&hardware, model, (&spec, config, &limits));
+    let workloads = workloads.into_iter().map(|workload| workload.report(&simulation));
+    let report = Report {
+        machine,
+        threads,
+        stream_bytes_per_second: stream,
+        products,
+        copied_bytes: copies.bytes,
+        hardware,
+        workloads: workloads.collect::<Result<_, _>>()?,
+    };
+    Ok((report, chart))
 }
 
 /// The profile. Memory is what an engine takes by default beside the weights.
@@ -208,6 +219,11 @@ fn profile(
     }
 }
 
+/// Tokens of the shortest context in which everything can be measured.
+fn shortest_context() -> usize {
+    (CHUNK + measure::fill_tokens(most_sequences())).max(workloads::most_tokens(CHUNK))
+}
+
 fn most_sequences() -> usize {
     BATCHES.into_iter().max().expect("some batches are measured")
 }
@@ -215,8 +231,8 @@ fn most_sequences() -> usize {
 /// Limits of an engine that holds what is measured.
 fn config(files: &ModelFiles, longest: usize, threads: usize) -> Result<EngineConfig, CliError> {
     let most = most_sequences();
-    let one = longest + 1 + measure::STEPS;
-    let beside = CHUNK + measure::fill_tokens(most);
+    let one = (longest + 1 + measure::STEPS).max(workloads::most_tokens(longest / 2));
+    let beside = shortest_context();
     let device = pool_bytes(files, 1, one)? + pool_bytes(files, most, beside)?;
     Ok(EngineConfig {
         max_num_batched_tokens: CHUNK,

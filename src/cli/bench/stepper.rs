@@ -112,6 +112,19 @@ impl Stepper {
         Ok(steps)
     }
 
+    /// Steps until all requests have their answers; returns the steps.
+    ///
+    /// # Errors
+    /// As [`Stepper::step`].
+    pub fn until_idle(&mut self) -> Result<Vec<StepRecord>, CliError> {
+        let mut steps = Vec::new();
+        while !self.core.is_idle() {
+            steps.push(self.step()?);
+        }
+        self.answers.clear();
+        Ok(steps)
+    }
+
     /// Steps until `tokens` tokens of prompts are computed; returns the seconds that takes.
     ///
     /// # Errors

@@ -4,73 +4,28 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::measure::{Check, Copies};
+use super::workloads::WorkloadReport;
 use crate::cli::bench::system::Machine;
 use crate::cli::output::grouped;
-use crate::simulate::{HardwareProfile, ModelProfile, StepModel, StepWork, step_cost};
+use crate::simulate::HardwareProfile;
 
 /// The report. Field names are the keys of the JSON form.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    machine: Machine,
-    threads: usize,
+    /// What measured.
+    pub machine: Machine,
+    /// Threads that computed.
+    pub threads: usize,
     /// Reads of memory, B/s.
-    stream_bytes_per_second: f64,
+    pub stream_bytes_per_second: f64,
     /// `(rows, FLOP/s)`.
-    products: Vec<(usize, f64)>,
+    pub products: Vec<(usize, f64)>,
     /// Bytes of the sequence that was copied.
-    copied_bytes: u64,
+    pub copied_bytes: u64,
     /// What was fitted.
     pub hardware: HardwareProfile,
-    /// Steps that the fit has not seen.
-    checks: Vec<CheckReport>,
-}
-
-/// A step, measured and modelled. Field names are the keys of the JSON form.
-#[derive(Debug, Serialize)]
-struct CheckReport {
-    step: String,
-    measured_ms: f64,
-    modelled_ms: f64,
-    /// Modelled beside measured, percent.
-    off_percent: f64,
-}
-
-impl Report {
-    /// The report.
-    pub fn new(
-        (machine, threads): (Machine, usize),
-        (stream_bytes_per_second, products): (f64, Vec<(usize, f64)>),
-        (hardware, copies): (HardwareProfile, Copies),
-        (model, checks): (&ModelProfile, Vec<Check>),
-    ) -> Report {
-        let check = |check: &Check| {
-            let work = StepWork {
-                decodes: check.decode.0,
-                decode_context: check.decode.1,
-                chunks: &check.chunks,
-                dead_context: 0.0,
-            };
-            let modelled = step_cost(StepModel::default(), &hardware, model, &work).seconds;
-            CheckReport {
-                step: check.name.clone(),
-                measured_ms: check.seconds * 1e3,
-                modelled_ms: modelled * 1e3,
-                off_percent: (modelled / check.seconds - 1.0) * 100.0,
-            }
-        };
-        let checks = checks.iter().map(check).collect();
-        let copied_bytes = copies.bytes;
-        Report {
-            machine,
-            threads,
-            stream_bytes_per_second,
-            products,
-            copied_bytes,
-            hardware,
-            checks,
-        }
-    }
+    /// What the fit has not seen.
+    pub workloads: Vec<WorkloadReport>,
 }
 
 impl fmt::Display for Report {
@@ -103,16 +58,10 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\n{:<50} {:>10} {:>10} {:>8}",
-            "steps not fitted", "measured", "model", "off"
+            "\n{:<11} {:>5} {:>15} {:>10} {:>9} {:>14} {:>9} {:>9}",
+            "workload", "steps", "p50 measured", "model", "off", "all measured", "model", "off"
         )?;
-        for check in &self.checks {
-            writeln!(
-                f,
-                "{:<50} {:>7.3} ms {:>7.3} ms {:>+6.1} %",
-                check.step, check.measured_ms, check.modelled_ms, check.off_percent
-            )?;
-        }
+        self.workloads.iter().try_for_each(|workload| writeln!(f, "{workload}"))?;
         Ok(())
     }
 }
