@@ -50,7 +50,16 @@ fn a_profile_is_written_found_by_its_name_and_used_where_it_was_made_for() {
     let path = folder.path().join("deltapool/hardware.json");
     let text = stdout(&output);
     assert!(text.ends_with(&format!("written to {}\n", path.display())), "{text}");
-    for row in ["memory ", "products ", "copies ", "overhead ", "prefill ", "workload "] {
+    for row in [
+        "memory ",
+        "products ",
+        "copies ",
+        "overhead ",
+        "prefill ",
+        "chats ",
+        "documents ",
+        "both ",
+    ] {
         assert!(text.lines().any(|line| line.starts_with(row)), "{row}: {text}");
     }
     let mut profile = read(&path);

@@ -20,8 +20,8 @@ use super::bench::system::Machine;
 use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
-use super::output::{JsonTarget, beside, print, touch};
-use super::profiles::{self, THIS_MACHINE};
+use super::output::{JsonTarget, beside, is_writable, print};
+use super::profiles::{self, EMBEDDED, THIS_MACHINE};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize, Preempt};
 use crate::engine::link::LinkExecutor;
 use crate::engine::{Engine, EngineLimits};
@@ -85,11 +85,12 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
         }
     };
     // Before minutes of work: a file that cannot be written is told at once.
-    args.drawing.files().try_for_each(touch)?;
+    args.drawing.files().try_for_each(is_writable)?;
     let draft = draft(&path)?;
     let files = Files::open(common, isa)?.model;
-    let model = model_profile(common.model.as_deref())?;
-    let report = measure(common, isa, files, &model);
+    let name = common.model.as_ref().map_or(EMBEDDED.into(), |path| path.display().to_string());
+    let model = profiles::model(&name)?;
+    let report = measure(common, isa, files, (&name, &model));
     let (report, chart) = report.inspect_err(|_| drop(fs::remove_file(&draft)))?;
     save(&report.hardware, &draft, &path)?;
     let target = args.report.target();
@@ -113,26 +114,13 @@ fn save(hardware: &HardwareProfile, draft: &Path, path: &Path) -> Result<(), Cli
     written.map_err(|source| CliError::file(path, source))
 }
 
-/// The model of a folder, or the one in the binary, as the simulator knows it.
-fn model_profile(folder: Option<&Path>) -> Result<ModelProfile, CliError> {
-    match folder {
-        Some(folder) => profiles::model(&folder.display().to_string()),
-        #[cfg(feature = "embedded-model")]
-        None => ModelProfile::from_config(crate::models::EMBEDDED_CONFIG)
-            .map_err(|error| CliError::Failed(error.to_string())),
-        #[cfg(not(feature = "embedded-model"))]
-        None => Err(CliError::NoModel),
-    }
-}
-
 fn measure(
     common: &CommonArgs,
     isa: Isa,
     files: ModelFiles,
-    model: &ModelProfile,
+    (name, model): (&str, &ModelProfile),
 ) -> Result<(Report, Chart), CliError> {
     let threads = common.threads();
-    let name = common.model.as_ref().map_or("embedded".into(), |path| path.display().to_string());
     let fingerprint = profiles::fingerprint(&files)?;
     let (spec, weights) = (files.spec.clone(), files.weight_bytes()?);
     let usual = EngineLimits::of_machine(&files, &EngineConfig { threads, ..Default::default() })?;
@@ -167,7 +155,7 @@ fn measure(
         processor: machine.processor.clone(),
         isa: machine.isa.to_owned(),
         threads,
-        model: name,
+        model: name.to_owned(),
         fingerprint,
         prefill_tokens_per_second: fitted.prefill_tokens_per_second,
         pair_seconds: fitted.pair_seconds,

@@ -21,11 +21,18 @@ const TEXT_SIZE: (usize, usize) = (78, 20);
 #[derive(Debug, Args)]
 pub struct DrawingArgs {
     /// Draw the chart as SVG.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_file)]
     pub svg: Option<PathBuf>,
     /// Write the points of the chart as CSV.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse_file)]
     pub csv: Option<PathBuf>,
+}
+
+fn parse_file(text: &str) -> Result<PathBuf, String> {
+    match text {
+        "-" => Err("standard output has the text: name a file".to_owned()),
+        text => Ok(text.into()),
+    }
 }
 
 impl DrawingArgs {

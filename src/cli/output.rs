@@ -53,11 +53,20 @@ impl JsonTarget {
     }
 }
 
-/// Makes a file that is not there, and leaves one that is as it was: before minutes of work, one
-/// that cannot be written is told at once.
-pub fn touch(path: &Path) -> Result<(), CliError> {
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map(drop).map_err(|source| CliError::file(path, source))
+/// Whether a file can be written there, told before minutes of work; nothing is changed.
+///
+/// # Errors
+/// Why it cannot, by its name.
+pub fn is_writable(path: &Path) -> Result<(), CliError> {
+    let made = OpenOptions::new().write(true).create_new(true).open(path);
+    let tried = match made {
+        Ok(_) => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            OpenOptions::new().append(true).open(path).map(drop)
+        }
+        Err(error) => Err(error),
+    };
+    tried.map_err(|source| CliError::file(path, source))
 }
 
 /// The name under which a file is written before it takes its place at `path`, whole and at once.

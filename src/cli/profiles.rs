@@ -36,11 +36,20 @@ pub fn hardware(name: &str) -> Result<HardwareProfile, CliError> {
     })
 }
 
-/// The model of a preset, or of the `config.json` in a folder or at a path.
+/// The name of the model in the binary.
+pub const EMBEDDED: &str = "embedded";
+
+/// The model of a preset, of the `config.json` in a folder or at a path, or the one in the binary.
 ///
 /// # Errors
-/// Neither is there; a config that is not understood. What is wrong is named.
+/// None of them is there; a config that is not understood. What is wrong is named.
 pub fn model(name: &str) -> Result<ModelProfile, CliError> {
+    #[cfg(feature = "embedded-model")]
+    if name == EMBEDDED {
+        let read = ModelProfile::from_config(crate::models::EMBEDDED_CONFIG);
+        let named = read.map(|profile| ModelProfile { name: name.to_owned(), ..profile });
+        return named.map_err(|error| CliError::Failed(error.to_string()));
+    }
     ModelProfile::read(name).map_err(|error| CliError::Usage(format!("--model: {error}")))
 }
 

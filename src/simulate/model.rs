@@ -101,7 +101,7 @@ impl ModelProfile {
         let path = Path::new(name);
         let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let text = fs::read_to_string(&path).map_err(|source| ProfileError::Unknown {
-            name: name.to_owned(),
+            name: path.display().to_string(),
             presets: PRESETS.join(", "),
             source,
         })?;

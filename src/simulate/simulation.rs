@@ -37,6 +37,10 @@ const MOST_IDLE_STEPS: usize = 100;
 /// Slots of no bytes, where nothing else bounds them.
 const MOST_SEQUENCES: usize = 1 << 20;
 
+/// What sets the memory of either tier.
+const DEVICE: &str = "--device-memory or --device-tokens";
+const HOST: &str = "--host-memory, or host_memory_bytes of --hardware";
+
 /// Traffic, and on what it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulation {
@@ -71,7 +75,7 @@ pub enum SimulationError {
     /// A request is longer than the device holds.
     #[error(
         "request {index}: {tokens} tokens, prompt and answer together, do not fit: \
-         --device-memory holds one sequence of {device_tokens} tokens"
+         the device's memory ({DEVICE}) holds one sequence of {device_tokens} tokens"
     )]
     TooLong {
         /// Its place in the order of arrival, from 0.
@@ -253,10 +257,10 @@ impl Simulation {
         };
         // A fork may read a slot of no bytes beside the one it writes.
         let slots = 2 * self.config.max_num_seqs();
-        let device = layout(self.device_bytes, slots, "--device-memory")?;
+        let device = layout(self.device_bytes, slots, DEVICE)?;
         let host = match self.host_bytes {
             0 => device.without_memory(),
-            bytes => layout(bytes, MOST_SEQUENCES, "--host-memory")?,
+            bytes => layout(bytes, MOST_SEQUENCES, HOST)?,
         };
         Ok((device, host))
     }

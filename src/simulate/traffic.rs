@@ -68,8 +68,8 @@ pub struct MadeUp {
     pub answers: Lengths,
     /// No answer is longer.
     pub most_answer: Option<usize>,
-    /// Programs, of which the requests are by turns; 0 for none.
-    pub programs: usize,
+    /// Requests of each program in a round of all; empty where there are no programs.
+    pub programs: Vec<usize>,
     /// Groups, of which the prompts are by turns, and the tokens that a group's prompts begin
     /// with, before their own.
     pub groups: Option<(usize, usize)>,
@@ -90,14 +90,32 @@ impl fmt::Display for MadeUp {
         if let Some(most) = self.most_answer {
             write!(f, ", {most} tokens at most")?;
         }
-        if self.programs > 0 {
-            write!(f, ", {} programs", self.programs)?;
+        match self.programs.as_slice() {
+            [] => {}
+            [first, rest @ ..] if rest.iter().all(|share| share == first) => {
+                write!(f, ", {} programs", self.programs.len())?;
+            }
+            shares => {
+                let shares: Vec<String> = shares.iter().map(usize::to_string).collect();
+                write!(f, ", programs with {} requests in turn", shares.join(", "))?;
+            }
         }
         if let Some((groups, tokens)) = self.groups {
             write!(f, ", {groups} groups with {tokens} tokens in common")?;
         }
         write!(f, ", seed {}", self.seed)
     }
+}
+
+/// The program of a request, where in a round each has so many.
+fn program_of(request: usize, shares: &[usize]) -> Option<usize> {
+    let round: usize = shares.iter().sum();
+    let mut place = request.checked_rem(round)?;
+    shares.iter().position(|&share| {
+        let is_of = place < share;
+        place = place.saturating_sub(share);
+        is_of
+    })
 }
 
 impl Traffic {
@@ -124,7 +142,7 @@ impl Traffic {
                         (Some(i - 1), Duration::from_millis(thought as u64))
                     }
                 };
-                let program = (plan.programs > 0).then(|| first % plan.programs);
+                let program = program_of(first, &plan.programs);
                 let prompt = said.clone();
                 said.extend(&answer);
                 requests.push(Arrival { at, follows, prompt, answer, program });
@@ -217,7 +235,7 @@ mod tests {
             think: Lengths::Const(1),
             answers: "geometric:20".parse().expect("lengths"),
             most_answer: Some(30),
-            programs: 3,
+            programs: vec![1; 3],
             groups: Some((2, 100)),
             seed: 11,
         }

@@ -100,7 +100,7 @@ fn plan(requests: usize, arrivals: &str, prompts: &str, answers: &str) -> MadeUp
         turns: 1,
         think: Lengths::Const(1),
         most_answer: None,
-        programs: 0,
+        programs: Vec::new(),
         groups: None,
         seed: 1,
     }

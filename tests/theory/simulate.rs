@@ -348,6 +348,10 @@ fn what_cannot_be_simulated_is_told_by_flag_and_limit() {
         (&["--model=llama-2-7b", "--prompts=20000"], "the context of llama-2-7b: 4096"),
         (&["--svg=x", "--csv=x"], "x: two results are to go there"),
         (&["--think-ms=5"], "--turns <N>"),
+        (&["--programs=0"], "0: numbers from 1 to 100000"),
+        (&["--programs=7,x"], "x: numbers from 1"),
+        (&["--csv=-"], "standard output has the text: name a file"),
+        (&["--model=."], "./config.json is no preset and no such file"),
         (&["--arrivals=often"], "poisson:PER_SECOND"),
         (&["--grid=3"], "1 or 64"),
         (&["--reserve-long=256"], "one place at least is for all"),
@@ -358,5 +362,60 @@ fn what_cannot_be_simulated_is_told_by_flag_and_limit() {
         let (code, error) = fault(&[&["run", "-q"], flags].concat());
         assert_eq!(code, 2, "{flags:?}: {error}");
         assert!(error.contains(message), "{flags:?}: {error}");
+    }
+}
+
+#[test]
+fn a_run_that_fails_leaves_no_file() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (trace, svg, json) = (path("t.jsonl"), path("r.svg"), path("r.json"));
+    fs::write(&svg, "kept").expect("a file");
+    let files = ["--trace", &trace, "--svg", &svg, &format!("--json={json}")];
+    let (code, error) =
+        fault(&[&["run", "-q", "--model=llama-2-7b", "--prompts=20000"], &files[..]].concat());
+    assert_eq!(code, 2, "{error}");
+    let left: Vec<_> = fs::read_dir(dir.path()).expect("a folder").flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(fs::read_to_string(&svg).expect("it was there"), "kept");
+    let (code, error) = fault(&["replay", "-q", &path("missing.jsonl")]);
+    assert!(code == 1 && error.contains("missing.jsonl: "), "{code} {error}");
+}
+
+#[test]
+fn a_program_with_more_requests_is_held_back_by_fair_alone() {
+    let jain = |policy: &str| {
+        let flags = ["run", "-q", "--programs=7,1", "--requests=160", "--max-num-seqs=8"];
+        let flags = [&flags[..], &["--scheduling-policy", policy, "--json"]].concat();
+        let report: Value = serde_json::from_str(&output(&flags)).expect("JSON");
+        report["fairness"]["jain"].as_f64().unwrap_or_else(|| panic!("{report}"))
+    };
+    let (fcfs, fair) = (jain("fcfs"), jain("fair"));
+    assert!(fcfs < 0.75 && fair > 0.9, "fcfs {fcfs}, fair {fair}");
+}
+
+#[test]
+fn what_a_result_leaves_out_is_told_beside_it() {
+    let mut command = deltapool(&["run", "--model=embedded", "--requests=4"]);
+    let told = command.output().expect("it runs");
+    assert!(!String::from_utf8_lossy(&told.stderr).contains("note:"));
+    let mut command = deltapool(&["run", "--model=k3", "--device-memory=64GB", "--requests=4"]);
+    let told = String::from_utf8(command.output().expect("it runs").stderr).expect("text");
+    assert!(told.contains("note: the weights of k3 take "), "{told}");
+}
+
+#[test]
+fn a_sweep_is_no_result_to_compare() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (sweep, other) = (path("sweep.json"), path("other.json"));
+    let to = format!("--json={sweep}");
+    output(&["sweep", "--over", "seed=1,2", "--requests=4", "-q", &to]);
+    fs::write(&other, "{\"header\": 1}").expect("a file");
+    for (file, message) in
+        [(&sweep, "of a sweep; one simulation is compared"), (&other, "not the result of")]
+    {
+        let (code, error) = fault(&["compare", file, file]);
+        assert!(code == 2 && error.contains(message), "{error}");
     }
 }

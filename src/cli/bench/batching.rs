@@ -18,7 +18,7 @@ use super::system::Machine;
 use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
-use crate::cli::output::{JsonTarget, print};
+use crate::cli::output::{JsonTarget, is_writable, print};
 use crate::config::{Batching, EngineConfig, MemorySize};
 use crate::engine::core::Core;
 use crate::engine::executor::CpuExecutor;
@@ -111,6 +111,8 @@ pub fn run(args: &BatchingArgs, isa: Isa) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("{flag} {value}: 1 to 4096")));
         }
     }
+    let target = args.report.target();
+    target.file().map_or(Ok(()), is_writable)?;
     let (mut fixed, mut joined) =
         (core(args, isa, Batching::Static)?, core(args, isa, Batching::Continuous)?);
     let lens = lengths(args);
@@ -129,7 +131,6 @@ pub fn run(args: &BatchingArgs, isa: Isa) -> Result<(), CliError> {
     }
     finish(&bar, &rounds)?;
     let report = report(args, isa, &rounds);
-    let target = args.report.target();
     if target != JsonTarget::Output {
         print(&shown(&report))?;
     }
@@ -148,6 +149,13 @@ fn finish(bar: &ProgressBar, [fixed, joined]: &[Vec<Round>; 2]) -> Result<(), Cl
 fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<CpuExecutor>, CliError> {
     let files = Files::open(&args.common, isa)?.model;
     let longest = PROMPT_TOKENS + MOST_MEANS * args.mean_tokens;
+    let (mean, context) = (args.mean_tokens, files.spec.context);
+    if longest > context {
+        return Err(CliError::Usage(format!(
+            "--mean-tokens {mean}: prompt and answer are up to {longest} tokens, and the model's \
+             context is {context} tokens"
+        )));
+    }
     let bytes = pool_bytes(&files, args.places, longest)?;
     let config = EngineConfig {
         batching,

@@ -22,7 +22,7 @@ use crate::cli::CliError;
 use crate::cli::chart::DrawingArgs;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
-use crate::cli::output::{JsonTarget, print, touch};
+use crate::cli::output::{JsonTarget, is_writable, print};
 use crate::config::{
     DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, MOST_THREADS,
     MemorySize, Preempt,
@@ -47,10 +47,10 @@ const LONGEST: usize = 8192;
 /// Tokens between two checkpoints, unless told otherwise.
 const CHECKPOINT_EVERY: usize = 1024;
 
-/// Size of the chart in a terminal.
 /// GB a second to which copies can be held: what a state takes hours for is a slip.
 const LINKS: RangeInclusive<f64> = 1e-4..=1e6;
 
+/// Size of the chart in a terminal.
 const CHART: (usize, usize) = (100, 22);
 
 /// Arguments of `bench crossover`.
@@ -65,7 +65,7 @@ pub struct CrossoverArgs {
     #[arg(long, value_name = "GB/S", allow_negative_numbers = true)]
     pub link_gbps: Option<f64>,
     /// Repeats of each arm, 5 or more.
-    #[arg(long, value_name = "N", default_value_t = LEAST_REPEATS)]
+    #[arg(long, value_name = "N", default_value_t = LEAST_REPEATS, conflicts_with = "modelled")]
     pub repeats: usize,
     /// Most tokens of a step, as of the engine.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
@@ -109,7 +109,7 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
     check(args)?;
     let target = args.report.target();
     // Before minutes of work: a file that cannot be written is told at once.
-    args.drawing.files().chain(target.file()).try_for_each(touch)?;
+    args.drawing.files().chain(target.file()).try_for_each(is_writable)?;
     let report = match args.modelled {
         true => modelled::report(args)?,
         false => measured(args, isa)?,

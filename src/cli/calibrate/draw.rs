@@ -26,7 +26,7 @@ pub fn chart(hardware: &HardwareProfile, model: &ModelProfile, samples: &Samples
         samples.prompts.iter().map(prompt).collect(),
     ];
     let mut series = Vec::new();
-    for (colour, name) in ["a batch that generates", "a prompt"].into_iter().enumerate() {
+    for (colour, name) in ["generated", "prompts"].into_iter().enumerate() {
         let of = |kind: &str, mark, points: &[Vec<(f64, f64)>; 2]| Series {
             name: format!("{name}, {kind}"),
             mark,

@@ -95,7 +95,7 @@ pub fn all(longest: usize) -> Vec<Workload> {
             prompts,
             answers,
             most_answer: Some(SHORT),
-            programs: 0,
+            programs: Vec::new(),
             groups: None,
             seed: 0,
         };

@@ -16,7 +16,7 @@ const COLUMNS_A_LABEL: usize = 14;
 
 /// The chart with `height` rows of plot, all in `width` columns.
 pub fn draw(chart: &Chart, width: usize, height: usize) -> String {
-    let title: String = chart.title.chars().take(width).collect();
+    let title = wrapped(&chart.title, width);
     let Some((x, y)) = chart.ranges() else { return format!("{title}\nnothing to draw\n") };
     let columns = width.saturating_sub(LABELS + 2).max(2);
     let mut plot = Plot { x, y, cells: vec![vec![b' '; columns]; height.max(2)] };
@@ -41,6 +41,21 @@ pub fn draw(chart: &Chart, width: usize, height: usize) -> String {
     text += &below(x, columns);
     let axes = format!("{:LABELS$}  x: {}, y: {}\n", "", chart.x.label, chart.y.label);
     text + &axes + &legend(&chart.series, width)
+}
+
+/// Lines of whole words, none longer than `width` but for a word that is.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                *line += " ";
+                *line += word;
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
 }
 
 struct Plot {

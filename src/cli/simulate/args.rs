@@ -9,7 +9,7 @@ use crate::cli::CliError;
 use crate::cli::chart::{Chart, DrawingArgs};
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
-use crate::cli::output::{JsonTarget, print, touch};
+use crate::cli::output::{JsonTarget, is_writable, print};
 use crate::cli::profiles;
 use crate::config::{Batching, EngineConfig, parse_bytes};
 use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
@@ -28,7 +28,8 @@ pub struct MachineArgs {
     /// a JSON or TOML file of a profile.
     #[arg(long, value_name = "NAME|FILE", default_value = "h200")]
     pub hardware: String,
-    /// Model: a preset such as kimi-linear, k3, 7b-mha, 70b-gqa, or a config.json or its folder.
+    /// Model: a preset such as kimi-linear, k3, 7b-mha, 70b-gqa, a config.json or its folder, or
+    /// embedded: the one in this binary.
     #[arg(long, value_name = "NAME|PATH", default_value = "kimi-linear")]
     pub model: String,
     /// GB per second between device and host each way, instead of the hardware's.
@@ -37,9 +38,6 @@ pub struct MachineArgs {
     /// Milliseconds that each step costs whatever is in it, instead of the hardware's.
     #[arg(long, value_name = "MS", value_parser = parse_from_0, allow_negative_numbers = true)]
     pub step_overhead_ms: Option<f64>,
-    /// How reads and arithmetic share the time of a step: roofline, phased or additive.
-    #[arg(long, value_name = "MODEL", default_value_t = StepModel::default())]
-    pub step_model: StepModel,
     /// Positions at which prompt spans may end, instead of the model's: 1 or 64.
     #[arg(long, value_name = "N", value_parser = parse_grid)]
     pub grid: Option<usize>,
@@ -69,6 +67,9 @@ pub struct SimulationArgs {
     /// Who is served when, who leaves and what is kept. Figures are told apart by --long-prompt.
     #[command(flatten)]
     pub rules: RuleArgs,
+    /// How reads and arithmetic share the time of a step: roofline, phased or additive.
+    #[arg(long, value_name = "MODEL", default_value_t = StepModel::default())]
+    pub step_model: StepModel,
     /// A step waits for the copies between device and host that begin in it.
     #[arg(long)]
     pub no_overlap: bool,
@@ -115,9 +116,12 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Makes the files that are asked for, so that one that cannot be written is told before the
+    /// Tries the files that are asked for, so that one that cannot be written is told before the
     /// work.
-    pub fn touch(&self) -> Result<(), CliError> {
+    ///
+    /// # Errors
+    /// Such a file; two results that are to go to one.
+    pub fn check(&self) -> Result<(), CliError> {
         let json = self.json.target();
         let steps = [self.perfetto.as_deref(), self.trace.as_deref()].into_iter().flatten();
         let named: Vec<&Path> =
@@ -125,7 +129,7 @@ impl OutputArgs {
         if let Some(i) = (1..named.len()).find(|i| named[..*i].contains(&named[*i])) {
             return Err(usage(format!("{}: two results are to go there", named[i].display())));
         }
-        named.into_iter().try_for_each(touch)
+        named.into_iter().try_for_each(is_writable)
     }
 
     /// Whether a chart is asked for.
@@ -152,6 +156,9 @@ impl OutputArgs {
 
 impl MachineArgs {
     /// The hardware and the model.
+    ///
+    /// # Errors
+    /// As [`profiles::hardware`] and [`profiles::model`].
     pub fn profiles(&self) -> Result<(HardwareProfile, ModelProfile), CliError> {
         let mut hardware = profiles::hardware(&self.hardware)?;
         if let Some(gb) = self.link_gbps {
@@ -179,7 +186,7 @@ impl MachineArgs {
         Ok(Timing {
             model,
             hardware,
-            step_model: self.step_model,
+            step_model: rules.step_model,
             overlap_copies: !rules.no_overlap,
             dead_slots_pay: rules.dead_slots_pay,
             buckets: rules.buckets.clone(),
@@ -224,7 +231,33 @@ impl SimulationArgs {
     }
 }
 
-/// A simulation by these flags.
+/// What a result leaves out, for people: a profile that knows another model, weights that are not
+/// there.
+fn notes(timing: &Timing, model_name: &str) -> Vec<String> {
+    let Timing { hardware, model, .. } = timing;
+    let mut notes = Vec::new();
+    if let Some(made) = hardware.calibration.as_ref().filter(|made| made.model != model_name) {
+        let (name, known) = (&hardware.name, &made.model);
+        notes.push(format!(
+            "{name} was measured with {known}: how well its steps stand for those of {model_name} \
+             nobody has measured"
+        ));
+    }
+    let (memory, weights) = (hardware.memory_bytes as f64, model.total_weight_bytes());
+    if weights > memory {
+        notes.push(format!(
+            "the weights of {} take {:.1} GB and {} has {:.1} GB: a step reads them as if they \
+             were there",
+            model.name,
+            weights / 1e9,
+            hardware.name,
+            memory / 1e9,
+        ));
+    }
+    notes
+}
+
+/// A simulation by these flags; what it leaves out is told on standard error.
 pub fn simulation(
     machine: &MachineArgs,
     rules: &SimulationArgs,
@@ -234,6 +267,9 @@ pub fn simulation(
     let config = rules.config();
     config.check().map_err(usage)?;
     let device_bytes = rules.device_bytes(&timing, &config)?;
+    if !output.quiet {
+        notes(&timing, &machine.model).iter().for_each(|note| eprintln!("note: {note}"));
+    }
     let host_bytes = rules.host_memory.unwrap_or(timing.hardware.host_memory_bytes as usize);
     Ok(Simulation {
         timing,

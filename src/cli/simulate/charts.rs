@@ -59,14 +59,11 @@ pub const NO_PROGRAMS: &str = "--plot programs: the requests are of no programs;
 /// Why nobody kept to targets.
 pub const NO_TARGETS: &str = "--plot goodput: give --slo-ttft-ms or --slo-tpot-ms";
 
-/// Why there is no chart, for people.
-pub type Nothing = String;
-
 /// The chart of a run.
 ///
 /// # Errors
 /// What the run lacks.
-pub fn of_run(plot: Plot, timeline: &Timeline, report: &Report) -> Result<Chart, Nothing> {
+pub fn of_run(plot: Plot, timeline: &Timeline, report: &Report) -> Result<Chart, String> {
     let title = &report.header.traffic;
     match plot {
         Plot::Pools => Ok(pools(title, timeline)),
@@ -165,10 +162,19 @@ pub fn bars(title: &str, runs: &[(String, &Timeline)]) -> Chart {
                 series.push(Series { name, mark: Mark::Bars, colour, points });
             }
         }
-        let requests = timeline.stays.iter().map(|stay| stay.id as usize + 1).max().unwrap_or(0);
-        top += requests.min(MOST_DRAWN) as f64 + 2.0;
+        top += timeline.requests().min(MOST_DRAWN) as f64 + 2.0;
     }
-    Chart { title: title.to_owned(), x: seconds(), y: Axis::new("request", Scale::Linear), series }
+    let most = runs.iter().map(|(_, timeline)| timeline.requests()).max().unwrap_or(0);
+    let title = with_part(title, ("requests", MOST_DRAWN), most);
+    Chart { title, x: seconds(), y: Axis::new("request", Scale::Linear), series }
+}
+
+/// The title, with what is drawn where that is not all.
+fn with_part(title: &str, (what, drawn): (&str, usize), all: usize) -> String {
+    match all > drawn {
+        true => format!("{title}: the first {drawn} of {all} {what}"),
+        false => title.to_owned(),
+    }
 }
 
 fn programs(title: &str, timeline: &Timeline) -> Chart {
@@ -194,7 +200,7 @@ fn programs(title: &str, timeline: &Timeline) -> Chart {
     let names: Vec<String> = shown.iter().map(|program| format!("program {program}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     Chart {
-        title: title.to_owned(),
+        title: with_part(title, ("programs", MOST_PROGRAMS), totals.len()),
         x: seconds(),
         y: Axis::new("% of the tokens computed so far", Scale::Linear),
         series: lines(&names, |i| points[i].clone()),
@@ -221,7 +227,7 @@ fn gaps(title: &str, timeline: &Timeline) -> Chart {
 ///
 /// # Errors
 /// When they are not, or not different.
-pub fn numbers(values: &[String]) -> Result<Vec<f64>, Nothing> {
+pub fn numbers(values: &[String]) -> Result<Vec<f64>, String> {
     let number = |value: &String| value.parse().ok().filter(|x: &f64| x.is_finite());
     let numbers: Vec<f64> = values.iter().filter_map(number).collect();
     let mut sorted = numbers.clone();
@@ -244,7 +250,7 @@ pub fn of_sweep(
     flag: &str,
     values: &[String],
     reports: &[Report],
-) -> Result<Chart, Nothing> {
+) -> Result<Chart, String> {
     let mut points: Vec<(f64, &Report)> = numbers(values)?.into_iter().zip(reports).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     let is_positive = points[0].0 > 0.0;
@@ -303,16 +309,24 @@ pub fn of_sweep(
     }
 }
 
-/// Throughput over the time of a token.
+/// Throughput over the time of a token, each value of the flag by its name.
 fn frontier(flag: &str, points: &[(f64, &Report)]) -> Chart {
     let point = |(_, r): &(f64, &Report)| (1e3 * r.latency.tpot.p50, r.throughput.generated_tokens);
-    let mut points: Vec<(f64, f64)> = points.iter().map(point).collect();
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut all: Vec<(f64, f64)> = points.iter().map(point).collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let line =
+        Series { name: "in order of TPOT".to_owned(), mark: Mark::Line, colour: 6, points: all };
+    let named = points.iter().enumerate().map(|(colour, of)| Series {
+        name: format!("{flag} {}", of.0),
+        mark: Mark::Points,
+        colour,
+        points: vec![point(of)],
+    });
     Chart {
         title: format!("Throughput over the time of a token, --{flag} changing"),
         x: Axis::new("TPOT P50, ms", Scale::Linear),
         y: Axis::new("generated tokens a second", Scale::Linear),
-        series: vec![Series { name: flag.to_owned(), mark: Mark::Dots, colour: 0, points }],
+        series: [line].into_iter().chain(named).collect(),
     }
 }
 

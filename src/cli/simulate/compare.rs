@@ -50,11 +50,15 @@ fn read(path: &Path) -> Result<Value, CliError> {
     let text = fs::read_to_string(path).map_err(|source| CliError::file(path, source))?;
     let value: Value = serde_json::from_str(&text)
         .map_err(|error| usage(format!("{}: not JSON: {error}", path.display())))?;
-    if value.get("header").is_none() {
-        let reason = "not the result of `deltapool simulate run --json=FILE` or `replay`";
-        return Err(usage(format!("{}: {reason}", path.display())));
+    let is_result = |value: &Value| value["header"].is_object() && value["steps"].is_object();
+    if is_result(&value) {
+        return Ok(value);
     }
-    Ok(value)
+    let reason = match value.get(0).is_some_and(|cell| is_result(&cell["report"])) {
+        true => "of a sweep; one simulation is compared with another",
+        false => "not the result of `deltapool simulate run --json=FILE` or `replay`",
+    };
+    Err(usage(format!("{}: {reason}", path.display())))
 }
 
 /// Adds a row for each leaf that differs.

@@ -21,8 +21,8 @@ use crate::cli::loading::bar;
 use crate::cli::output::{JsonTarget, beside, grouped, print};
 use crate::simulate::sampling::{ARRIVALS, LENGTHS, MOST_TOKENS};
 use crate::simulate::{
-    Arrivals, Lengths, MadeUp, NAMED, Report, Simulation, SimulationError, StepLine, Traffic,
-    Workload,
+    Arrivals, Lengths, MadeUp, NAMED, Report, Simulation, SimulationError, StepLine, TraceError,
+    Traffic, Workload,
 };
 
 /// Requests that are open at a time in a named workload.
@@ -32,6 +32,9 @@ const OPEN: usize = 16;
 /// was said before.
 const MOST_REQUESTS: usize = 10_000_000;
 const MOST_TURNS: usize = 1_000;
+
+/// Programs of a traffic, and requests of one in a round.
+const MOST_PROGRAMS: usize = 100_000;
 
 /// Arguments of `simulate run`.
 #[derive(Debug, Args)]
@@ -93,12 +96,19 @@ pub struct TrafficArgs {
     /// tokens more, and it comes --think-ms after the answer before it.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one_token)]
     pub turns: usize,
-    /// Milliseconds between an answer and the next turn, in the forms of a length.
-    #[arg(long, value_name = "LENGTHS", default_value = "1000", requires = "turns")]
+    /// Milliseconds between an answer and the next turn, in the forms of a length, or 0.
+    #[arg(
+        long,
+        value_name = "LENGTHS",
+        default_value = "1000",
+        value_parser = parse_think,
+        requires = "turns"
+    )]
     pub think_ms: Lengths,
-    /// The requests are of so many programs by turns; see --scheduling-policy fair.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub programs: usize,
+    /// The requests are of so many programs by turns, or with 7,1: seven of the first, then one of
+    /// the second, and so on; see --scheduling-policy fair.
+    #[arg(long, value_name = "N|N,N..", value_parser = parse_programs)]
+    pub programs: Option<Programs>,
     /// Prompts are of so many groups by turns, each of which begins with the same tokens.
     #[arg(long, value_name = "GROUPS:TOKENS", value_parser = parse_groups)]
     pub shared_prefix: Option<(usize, usize)>,
@@ -186,7 +196,7 @@ impl TrafficArgs {
             prompts: self.prompts.clone(),
             answers: self.answers.clone(),
             most_answer: self.max_tokens,
-            programs: self.programs,
+            programs: self.programs.clone().unwrap_or_default().0,
             groups: self.shared_prefix,
             seed: self.seed,
         }))
@@ -204,8 +214,15 @@ pub fn replay(args: &ReplayArgs) -> Result<(), CliError> {
     let simulation = simulation(&args.machine, &args.rules, &args.output)?;
     let (limit, pace) = (args.limit, (args.speed, args.jitter));
     let traffic =
-        Traffic::of_trace(&args.file, args.chat, limit, pace, args.seed).map_err(usage)?;
+        Traffic::of_trace(&args.file, args.chat, limit, pace, args.seed).map_err(trace_fault)?;
     tell(&simulation, &traffic, &args.output)
+}
+
+fn trace_fault(error: TraceError) -> CliError {
+    match error {
+        TraceError::Io { path, source } => CliError::File { path, source },
+        error => usage(error),
+    }
 }
 
 /// Simulates, and says what came of it.
@@ -218,7 +235,7 @@ fn tell(simulation: &Simulation, traffic: &Traffic, output: &OutputArgs) -> Resu
     if output.plot == Some(Plot::Programs) && !has_programs {
         return Err(usage(charts::NO_PROGRAMS));
     }
-    output.touch()?;
+    output.check()?;
     let mut follower = Follower::new(traffic, output)?;
     let mut observe = |line: &StepLine| follower.note(line);
     let is_followed = output.trace.is_some() || output.perfetto.is_some() || output.draws();
@@ -331,6 +348,29 @@ impl Drop for Trace<'_> {
     fn drop(&mut self) {
         // It is gone when it became the file.
         let _ = fs::remove_file(&self.draft);
+    }
+}
+
+/// Requests of each program in a round.
+#[derive(Debug, Clone, Default)]
+pub struct Programs(Vec<usize>);
+
+fn parse_programs(text: &str) -> Result<Programs, String> {
+    let numbers = text.split(',').map(|number| match number.parse() {
+        Ok(number @ 1..=MOST_PROGRAMS) => Ok(number),
+        _ => Err(format!("{number}: numbers from 1 to {MOST_PROGRAMS}")),
+    });
+    let numbers = numbers.collect::<Result<Vec<usize>, String>>()?;
+    match numbers.as_slice() {
+        [count] => Ok(Programs(vec![1; *count])),
+        _ => Ok(Programs(numbers)),
+    }
+}
+
+fn parse_think(text: &str) -> Result<Lengths, String> {
+    match text {
+        "0" => Ok(Lengths::Const(0)),
+        text => text.parse(),
     }
 }
 

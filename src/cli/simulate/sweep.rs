@@ -73,7 +73,7 @@ pub fn run(args: &SweepArgs) -> Result<(), CliError> {
             return Err(usage(charts::NO_TARGETS));
         }
     }
-    output.touch()?;
+    output.check()?;
     let (mut reports, mut timelines) = (Vec::new(), Vec::new());
     for (settings, cell) in all.iter().zip(&cells) {
         let simulation = simulation(&cell.machine, &cell.rules, &cell.output)?;
@@ -173,8 +173,8 @@ fn row(settings: &[(String, String)], report: &Report, is_first: bool) -> String
             text.push_str(&format!("{:<1$}", setting.0, width(setting)));
         }
         text.push_str(
-            "gen tok/s  TTFT P50 s  TTFT P99 s  TPOT P50 ms  ITL P50 ms  ITL P99 ms  ITL max ms  \
-             running  pushed out\n",
+            "gen tok/s  TTFT P50     P99 s  TPOT P50 ms  ITL P50       P99    max ms  running  \
+             pushed out\n",
         );
     }
     for setting in settings {
@@ -182,7 +182,7 @@ fn row(settings: &[(String, String)], report: &Report, is_first: bool) -> String
     }
     let latency = &report.latency;
     text.push_str(&format!(
-        "{:>9.1}  {:>10.3}  {:>10.3}  {:>11.2}  {:>10.2}  {:>10.2}  {:>10.2}  {:>7.1}  {:>10}\n",
+        "{:>9.1}  {:>8.3}  {:>8.3}  {:>11.2}  {:>7.2}  {:>8.2}  {:>8.2}  {:>7.1}  {:>10}\n",
         report.throughput.generated_tokens,
         latency.ttft.p50,
         latency.ttft.p99,

@@ -91,6 +91,13 @@ pub struct Timeline {
     pub service: Vec<Service>,
 }
 
+impl Timeline {
+    /// How many requests there were.
+    pub fn requests(&self) -> usize {
+        self.stays.iter().map(|stay| stay.id as usize + 1).max().unwrap_or(0)
+    }
+}
+
 /// Follows a simulation from step to step.
 #[derive(Debug, Default)]
 pub struct Recorder {

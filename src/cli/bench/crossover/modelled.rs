@@ -47,7 +47,7 @@ pub fn report(args: &CrossoverArgs) -> Result<Report, CliError> {
         bench: "crossover",
         modelled: true,
         title: format!(
-            "swap or recompute: {name} on {}, modelled, link {link} GB/s",
+            "swap or recompute: {name} on {}, modelled, link {link:.4} GB/s",
             hardware.name
         ),
         model: name,
