@@ -32,7 +32,7 @@ const MOST_CHUNKS: usize = 8;
 const LONG_SECONDS: f64 = 10.0;
 
 /// Rounds in which everything is timed.
-const REPEATS: usize = 7;
+const REPEATS: usize = 11;
 
 /// Steps of a batch that are timed.
 pub const STEPS: usize = 12;

@@ -56,7 +56,9 @@ impl fmt::Display for Shown<'_> {
             }
         }
         writeln!(f)?;
-        write_rest(f, report)
+        write_steps(f, report)?;
+        write_memory(f, report)?;
+        write_service(f, report)
     }
 }
 
@@ -65,7 +67,7 @@ fn write_latencies(f: &mut fmt::Formatter<'_>, name: &str, all: &Latencies) -> f
     write_row(f, &format!("{name}TTFT s"), &all.ttft, 1.0)?;
     write_row(f, &format!("{name}TPOT ms"), &all.tpot, 1e3)?;
     write_row(f, &format!("{name}ITL ms"), &all.itl, 1e3)?;
-    write_row(f, &format!("{name}whole s"), &all.e2e, 1.0)
+    write_row(f, &format!("{name}E2E s"), &all.e2e, 1.0)
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: &Spread, scale: f64) -> fmt::Result {
@@ -86,10 +88,16 @@ fn short(value: f64) -> String {
     }
 }
 
-fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
-    let percent = |part: f64| format!("{:.1} %", 100.0 * part);
-    let Report { steps, stalls, occupancy, pools, preempted, reuse, .. } = report;
-    let number = |number: u64| grouped(number as usize);
+fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+fn number(number: u64) -> String {
+    grouped(number as usize)
+}
+
+fn write_steps(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let Report { steps, stalls, occupancy, .. } = report;
     if let Some(goodput) = &report.goodput {
         let (share, rate) = (percent(goodput.share), goodput.requests_per_second);
         writeln!(f, "goodput    {share} of the requests kept to the targets, {rate:.2} a second")?;
@@ -103,32 +111,37 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     )?;
     writeln!(
         f,
-        "steps      {}, {} with prompts; bound by bandwidth {}, compute {}, overhead {}; MBU {}, \
-         MFU {}",
+        "steps      {}, {} with prompts; MBU {}, MFU {}\n           bound by bandwidth {}, compute \
+         {}, overhead {}",
         number(steps.count),
         percent(steps.with_prompts),
+        percent(steps.mbu),
+        percent(steps.mfu),
         percent(steps.bound_by_bandwidth),
         percent(steps.bound_by_compute),
         percent(steps.bound_by_overhead),
-        percent(steps.mbu),
-        percent(steps.mfu),
     )?;
     writeln!(
         f,
-        "sequences  {:.1} generate in a step, {:.1} on the device in the mean, {} at most; {:.1} s \
-         with a place free and a queue",
+        "sequences  {:.1} generate in a step, {:.1} on the device in the mean, {} at most\n           \
+         {:.1} s with a place free and a queue",
         occupancy.generating,
         occupancy.running,
         occupancy.most_running,
         occupancy.seconds_with_a_place_free_and_a_queue,
     )?;
-    if steps.padding_rows > 0.0 {
-        writeln!(f, "padding    {:.2} rows in a step that generates", steps.padding_rows)?;
+    match steps.padding_rows > 0.0 {
+        true => writeln!(f, "padding    {:.2} rows in a step that generates", steps.padding_rows),
+        false => Ok(()),
     }
+}
+
+fn write_memory(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let Report { pools, preempted, .. } = report;
     writeln!(
         f,
-        "pools      {} of {} pages at most, {} stranded; blocked for blocks {}, slots {}, places \
-         {} steps",
+        "pools      {} of {} pages at most, {} stranded\n           steps blocked for blocks {}, \
+         for slots {}, for places {}",
         grouped(pools.most_device_pages),
         grouped(pools.device_pages),
         grouped(pools.most_stranded_pages),
@@ -138,15 +151,12 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     )?;
     writeln!(
         f,
-        "pushed out {}: {} parked, {} computed again ({} tokens); {:.2} GB swapped, link {} out, \
-         {} in",
+        "pushed out {}: {} parked ({:.2} GB swapped), {} computed again ({} tokens)",
         number(preempted.preemptions),
         number(preempted.parked),
+        preempted.swapped_bytes as f64 / 1e9,
         number(preempted.recomputed),
         number(preempted.recomputed_tokens),
-        preempted.swapped_bytes as f64 / 1e9,
-        percent(preempted.link_out_busy),
-        percent(preempted.link_in_busy),
     )?;
     if preempted.parked + preempted.recomputed > 0 {
         writeln!(
@@ -160,11 +170,21 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
             number(preempted.returned),
         )?;
     }
+    writeln!(
+        f,
+        "link       busy {} out, {} in, states that are kept on the host included",
+        percent(preempted.link_out_busy),
+        percent(preempted.link_in_busy),
+    )
+}
+
+fn write_service(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
+    let reuse = &report.reuse;
     let cached = reuse.cached_tokens as f64 / reuse.prompt_tokens.max(1) as f64;
     writeln!(
         f,
-        "reuse      {} of the prompt tokens cached, {} matched, {} replayed; {} states kept, {} \
-         left out, {} evicted",
+        "reuse      {} of the prompt tokens cached, {} matched, {} replayed\n           {} states \
+         kept over the run, {} left out, {} evicted again",
         percent(cached),
         number(reuse.matched_tokens),
         number(reuse.replayed_tokens),
@@ -172,15 +192,12 @@ fn write_rest(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         grouped(reuse.states_left_out),
         grouped(reuse.states_evicted),
     )?;
-    if let Some(fairness) = &report.fairness {
-        let programs = fairness.tokens.len();
-        let longest = fairness.queue.values().map(|queue| queue.max).fold(0.0, f64::max);
-        writeln!(
-            f,
-            "fairness   {:.4} by Jain's index of {programs} programs; {longest:.3} s waited at \
-             most",
-            fairness.jain,
-        )?;
-    }
-    Ok(())
+    let Some(fairness) = &report.fairness else { return Ok(()) };
+    let programs = fairness.tokens.len();
+    let longest = fairness.queue.values().map(|queue| queue.max).fold(0.0, f64::max);
+    writeln!(
+        f,
+        "fairness   {:.4} by Jain's index of {programs} programs; {longest:.3} s waited at most",
+        fairness.jain,
+    )
 }
