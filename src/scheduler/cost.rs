@@ -24,17 +24,15 @@ impl Cost {
         (self.slot_bytes + blocks * self.block_bytes) as u64
     }
 
-    /// Seconds to compute the tokens at these positions of a prompt (SEEDS.md F12, for a part that
-    /// attends to what comes before it too).
+    /// Seconds to compute the tokens at these positions of a prompt.
     pub fn prefill_seconds(&self, tokens: Range<usize>) -> f64 {
-        let (start, end) = (tokens.start as f64, tokens.end as f64);
-        let pairs = (end * end - start * start) / 2.0;
-        (end - start) / self.tokens_per_second + pairs * self.pair_seconds
+        let tokens = tokens.start as f64..tokens.end as f64;
+        prefill_seconds(tokens, self.tokens_per_second, self.pair_seconds)
     }
 
-    /// Seconds to copy a slot and `blocks` blocks out and in (SEEDS.md F13, F16).
+    /// Seconds to copy a slot and `blocks` blocks out and in.
     pub fn swap_seconds(&self, blocks: usize) -> f64 {
-        2.0 * self.bytes(blocks) as f64 / self.link_bytes_per_second
+        swap_seconds(self.bytes(blocks) as f64, self.link_bytes_per_second)
     }
 
     /// Whether copying a sequence in `blocks` blocks out and in takes no longer than computing the
@@ -42,6 +40,19 @@ impl Cost {
     pub fn prefers_swap(&self, tokens: Range<usize>, blocks: usize) -> bool {
         self.swap_seconds(blocks) <= self.prefill_seconds(tokens)
     }
+}
+
+/// Seconds to compute the tokens at these positions of a prompt at so many a second, and
+/// `pair_seconds` more for each pair of one of them and a token before it (SEEDS.md F12, for a part
+/// that attends to what comes before it too).
+pub fn prefill_seconds(tokens: Range<f64>, tokens_per_second: f64, pair_seconds: f64) -> f64 {
+    let pairs = (tokens.end * tokens.end - tokens.start * tokens.start) / 2.0;
+    (tokens.end - tokens.start) / tokens_per_second + pairs * pair_seconds
+}
+
+/// Seconds to copy so many bytes out **and** in, at so many a second each way (SEEDS.md F13, F16).
+pub fn swap_seconds(bytes: f64, bytes_per_second: f64) -> f64 {
+    2.0 * bytes / bytes_per_second
 }
 
 #[cfg(test)]

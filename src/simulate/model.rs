@@ -11,6 +11,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::formulas::{Pairs, prefill_flops};
 use super::hardware::ProfileError;
 
 pub use config::ModelConfigError;
@@ -134,15 +135,9 @@ impl ModelProfile {
         self.state() + tokens * self.kv_bytes
     }
 
-    /// Bytes over the link to swap a sequence of `tokens` tokens out **and** in:
-    /// `2 (V + L kv)` (F13, F16).
-    pub fn swap_bytes(&self, tokens: f64) -> f64 {
-        2.0 * self.held_bytes(tokens)
-    }
-
-    /// FLOPs of a prompt of `tokens` tokens: `S(L) = 2 P L + attention L^2 / 2` (F8, causal).
+    /// FLOPs of a prompt of `tokens` tokens (F8, causal).
     pub fn prefill_flops(&self, tokens: f64) -> f64 {
-        2.0 * self.active_params * tokens + self.attention * tokens * tokens / 2.0
+        prefill_flops(self.active_params, self.attention, tokens, Pairs::Causal)
     }
 
     /// FLOPs of the rows `start .. start + rows` of a prompt. The prefix counts, so the chunks of

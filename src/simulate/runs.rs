@@ -9,6 +9,13 @@ const VOCABULARY: u64 = 160_000;
 /// Spreads the numbers of the streams over all of u64.
 const STREAM_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
+/// First of the streams of what a prompt has for itself; what several have in common, a trace's ids
+/// or a group's number, is below.
+pub(super) const UNIQUE: u64 = 1_000_000_000;
+
+/// First of the streams of answers.
+pub(super) const ANSWER: u64 = 2_000_000_000;
+
 /// A part of a stream. Token i of stream s is `mix(s * STREAM_STEP + i) mod VOCABULARY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {

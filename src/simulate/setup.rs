@@ -14,7 +14,7 @@ use crate::scheduler::{Cost, Limits, Scheduler};
 const MAX_NUM_BATCHED_TOKENS: usize = 8192;
 
 /// Slots of no bytes, where nothing else bounds them.
-const MOST_SEQUENCES: usize = 1 << 20;
+pub(super) const MOST_SEQUENCES: usize = 1 << 20;
 
 /// Memory of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

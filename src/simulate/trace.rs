@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::runs::{Run, Runs};
+use super::runs::{ANSWER, Run, Runs, UNIQUE};
 use super::workload::Outline;
 
 /// Tokens that an id of a trace stands for.
@@ -23,10 +23,6 @@ const MOST_TOKENS: usize = 1 << 24;
 
 /// No request comes later, in milliseconds: thirty years.
 const MOST_TIME: f64 = 1e12;
-
-/// First of the streams of what a prompt has for itself, and of answers; all ids are below.
-const UNIQUE: u64 = 1_000_000_000;
-const ANSWER: u64 = 2_000_000_000;
 
 /// Why a trace could not be read.
 #[derive(Debug, thiserror::Error)]

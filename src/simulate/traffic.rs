@@ -4,15 +4,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::runs::{Run, Runs};
+use super::runs::{ANSWER, Run, Runs, UNIQUE};
 use super::sampling::{Arrivals, Lengths, Random};
 use super::trace::{self, TraceError};
 use super::workload::{Outline, Workload};
-
-/// First of the streams of tokens that a made-up request has for itself, and of its answer; groups
-/// share the streams below.
-const UNIQUE: u64 = 1_000_000_000;
-const ANSWER: u64 = 2_000_000_000;
 
 /// Streams of random numbers: arrivals, prompts, answers, and where in its second a line of a trace
 /// arrives; how long somebody thinks between two turns.

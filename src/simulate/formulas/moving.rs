@@ -1,10 +1,10 @@
 //! Swap, recompute, replay, and the two pools: F12 to F17, F19.
 
-use super::step::{Pairs, prefill_flops};
+use crate::scheduler::cost;
 
 /// F12: seconds to recompute `tokens` tokens, `S(L) / pi`, with the chip to itself.
 pub fn recompute_seconds(params: f64, attention: f64, tokens: f64, compute: f64) -> f64 {
-    prefill_flops(params, attention, tokens, Pairs::Causal) / compute
+    cost::prefill_seconds(0.0..tokens, compute / (2.0 * params), attention / compute)
 }
 
 /// SEEDS.md section 5, point 31: the same, but no step is faster than its read of the weights.
@@ -14,7 +14,7 @@ pub fn recompute_alone_seconds(recompute: f64, weights: f64, bandwidth: f64) -> 
 
 /// F13, F16: seconds to swap out and in, `2 (V + L kv) / link`.
 pub fn swap_seconds(state: f64, tokens: f64, kv: f64, link: f64) -> f64 {
-    2.0 * (state + tokens * kv) / link
+    cost::swap_seconds(state + tokens * kv, link)
 }
 
 /// F14: the longest length at which recompute beats swap without a recurrent state,
