@@ -142,6 +142,7 @@ pub fn explain(id: &str) -> Option<String> {
     }
     line("lecture", claim.lecture.unwrap_or("-"));
     line("ours", &worked.figures());
+    line("grid 64", &worked.grid_figures());
     line("verdict", &claim.verdict.to_string());
     Some(text)
 }
@@ -150,14 +151,16 @@ pub fn explain(id: &str) -> Option<String> {
 pub fn markdown() -> String {
     let mut page = String::new();
     for Section { title, claims } in sections() {
-        let head = "| | claim | lecture | ours | verdict | rerun |\n|---|---|---|---|---|---|\n";
+        let head = "| | claim | lecture | ours | grid 64 | verdict | rerun |\n\
+                    |---|---|---|---|---|---|---|\n";
         page += &format!("## {title}\n\n{head}");
         for claim in *claims {
-            let ours = (claim.work)().figures();
+            let worked = (claim.work)();
+            let (ours, grid) = (worked.figures(), worked.grid_figures());
             let lecture = claim.lecture.unwrap_or("-");
             let Claim { id, claim, verdict, .. } = claim;
             page += &format!(
-                "| {id} | {claim} | {lecture} | {ours} | {verdict} | \
+                "| {id} | {claim} | {lecture} | {ours} | {grid} | {verdict} | \
                  `deltapool simulate explain {id}` |\n"
             );
         }

@@ -22,14 +22,14 @@ pub(super) const CLAIMS: &[Claim] = &[
         work: || {
             Worked::by(|w| {
                 w.result("4096 x 320e3 / 2.8475e12", row_seconds() * 1e6, "us");
-                w.result("(140e9 + 256 x that) / 2.8475e12", seconds(256.0) * 1e3, "ms");
-                w.result("the same for 128.5", seconds(128.5) * 1e3, "ms");
+                w.result("(140e9 + 256 x 4096 x 320e3) / 2.8475e12", seconds(256.0) * 1e3, "ms");
+                w.result("(140e9 + 128.5 x 4096 x 320e3) / 2.8475e12", seconds(128.5) * 1e3, "ms");
             })
         },
     },
     Claim {
         id: "B1-every",
-        claim: "A graph for every batch: graphs; mean and worst padding; waste in ms, of the \
+        claim: "Buckets of every batch: graphs; mean and worst padding; waste in ms, of the \
                 largest and of the mean step in %",
         lecture: Some("256; 0; 0 ms; 0 %"),
         expected: &[256.0, 0.0, 0.0, 0.0, 0.0, 0.0],
@@ -40,7 +40,8 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "B1-8",
-        claim: "The same, every 8",
+        claim: "Buckets of every 8: graphs; mean and worst padding; waste in ms, of the largest \
+                and of the mean step in %",
         lecture: Some("32; 3.5; 1.6 ms; 1.0 %"),
         expected: &[32.0, 3.5, 7.0, 1.611, 0.96, 1.49],
         tolerance: Relative(0.01),
@@ -50,7 +51,8 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "B1-16",
-        claim: "The same, every 16",
+        claim: "Buckets of every 16: graphs; mean and worst padding; waste in ms, of the largest \
+                and of the mean step in %",
         lecture: Some("16; 7.5; 3.5 ms; 2.1 %"),
         expected: &[16.0, 7.5, 15.0, 3.452, 2.07, 3.19],
         tolerance: Relative(0.01),
@@ -60,7 +62,8 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "B1-pow2",
-        claim: "The same, powers of 2",
+        claim: "Buckets of powers of 2: graphs; mean and worst padding; waste in ms, of the \
+                largest and of the mean step in %",
         lecture: Some("9; 42.2; 19.4 ms; 12 %"),
         expected: &[9.0, 10_795.0 / 256.0, 127.0, 19.41, 11.6, 17.9],
         tolerance: Relative(0.01),
@@ -70,7 +73,8 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "B1-mixed",
-        claim: "The same, 1, 2, 4 and every 8",
+        claim: "Buckets of 1, 2, 4 and every 8: graphs; mean and worst padding; waste in ms, of \
+                the largest and of the mean step in %",
         lecture: None,
         expected: &[35.0, 875.0 / 256.0, 7.0, 1.573, 0.94, 1.45],
         tolerance: Relative(0.01),

@@ -1,10 +1,12 @@
 //! Closed forms of SEEDS.md sections 4.1 and 4.6: chunks, two pools, crossovers.
 
 use super::super::formulas::*;
+use super::super::model::ModelProfile;
 use super::Tolerance::{Exact, Relative};
 use super::Verdict::Added;
 use super::inputs::*;
 use super::swap::k3_rate;
+use super::worked::{GRIDS, TakeDown};
 use super::{Claim, Worked};
 
 const INFINITE: f64 = f64::INFINITY;
@@ -23,14 +25,10 @@ pub(super) const CLAIMS: &[Claim] = &[
         formula: "F7 with the prefix: 2 P c + 4 d n (c start + c^2 / 2), summed",
         work: || {
             Worked::by(|w| {
-                let model = model("70b-gqa");
-                for budget in [512, 2048, 8192] {
-                    let (mut start, mut flops) = (0, 0.0);
-                    for rows in chunk_plan(8192, budget, 32, 1) {
-                        flops += model.chunk_flops(start, rows);
-                        start += rows;
+                for (grid, result) in GRIDS {
+                    for budget in [512, 2048, 8192] {
+                        chunked_flops(w, chunk_plan(8192, budget, 32, grid), result);
                     }
-                    w.result(&format!("chunks of {}", budget - 32), flops / 1e15, "PFLOP");
                 }
             })
         },
@@ -143,19 +141,41 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
 ];
 
+/// FLOPs of a prompt of the 70B in these chunks, the first of which are of one length.
+fn chunked_flops(w: &mut Worked, plan: Vec<usize>, result: TakeDown) {
+    let model = model("70b-gqa");
+    let ends = plan.iter().scan(0, |end, rows| {
+        *end += rows;
+        Some(*end)
+    });
+    let chunks: Vec<(usize, usize)> = ends.zip(&plan).map(|(end, c)| (end - c, *c)).collect();
+    for &(start, c) in [chunks.first(), chunks.last()].into_iter().flatten() {
+        let text = format!("2 x 70e9 x {c} + 4 x 8192 x 80 x ({c} x {start} + {c}^2 / 2)");
+        w.step(&text, model.chunk_flops(start, c) / 1e15, "PFLOP");
+    }
+    let flops: f64 = chunks.iter().map(|(start, c)| model.chunk_flops(*start, *c)).sum();
+    let text = format!("sum of {} x {} and {}", chunks.len() - 1, plan[0], plan[plan.len() - 1]);
+    result(w, &text, flops / 1e15, "PFLOP");
+}
+
 fn two_pools(w: &mut Worked) {
     let k3 = model("k3-real");
+    let (state, kv) = (k3.state(), k3.kv_bytes);
     let ratios = [0.1, 0.25, 0.9, 2.0];
     for ratio in ratios {
         let split = PoolSplit::by_ratio(200e9, ratio);
-        let text = format!("r = {ratio}: {:.2} GB of slots", split.state_bytes / 1e9);
-        w.result(&text, split.slots(k3.state()), "slots");
+        let text = format!("r = {ratio}: floor(200e9 x {ratio} / (1 + {ratio}) / {state})");
+        w.result(&text, split.slots(state), "slots");
     }
     for context in [2048.0, 32_768.0, 131_072.0] {
         for ratio in ratios {
             let split = PoolSplit::by_ratio(200e9, ratio);
-            let most = split.sequences(k3.state(), k3.kv_bytes, context);
-            w.result(&format!("{context} tokens, r = {ratio}"), most, "sequences");
+            let most = split.sequences(state, kv, context);
+            let slots = split.slots(state);
+            let text = format!(
+                "r = {ratio}: min({slots}, floor(200e9 / (1 + {ratio}) / ({context} x {kv})))"
+            );
+            w.result(&text, most, "sequences");
         }
     }
 }
@@ -184,25 +204,34 @@ fn dense_crossovers(w: &mut Worked) {
     ];
     for (name, links) in links {
         let model = model(name);
+        w.note(&format!("{name}:"));
         for link in links {
-            let (params, attention) = (model.active_params, model.attention);
-            let longest = dense_crossover(params, attention, model.kv_bytes, link * 1e9, COMPUTE);
-            w.result(&format!("{name} at {link} GB/s"), longest, "tokens");
+            let (text, longest) = dense_longest(&model, *link);
+            w.result(&text, longest, "tokens");
         }
     }
     w.note("0: swap wins at every length; where all pairs count the others halve:");
     let mha = model("7b-mha");
+    let all_pairs = ModelProfile { attention: 2.0 * mha.attention, ..mha.clone() };
     for link in [32.0, 25.0] {
-        let (params, attention) = (mha.active_params, 2.0 * mha.attention);
-        let longest = dense_crossover(params, attention, mha.kv_bytes, link * 1e9, COMPUTE);
-        w.step(&format!("7b-mha at {link} GB/s, all pairs"), longest, "tokens");
+        let (text, longest) = dense_longest(&all_pairs, link);
+        w.step(&text, longest, "tokens");
     }
     w.note("at 38.5 GB/s, beside the 7B's threshold, L* hangs on the fourth digit of P:");
-    for params in [6_738_415_616.0, 6.738e9] {
-        let attention = model("7b-mha").attention;
-        let longest = dense_crossover(params, attention, 524_288.0, 38.5e9, COMPUTE);
-        w.step(&format!("P = {params}"), longest, "tokens");
+    for active_params in [6_738_415_616.0, 6.738e9] {
+        let (text, longest) = dense_longest(&ModelProfile { active_params, ..mha.clone() }, 38.5);
+        w.step(&text, longest, "tokens");
     }
+}
+
+/// F14 with a link in GB/s, and what it gives.
+fn dense_longest(model: &ModelProfile, link: f64) -> (String, f64) {
+    let (params, attention, kv) = (model.active_params, model.attention, model.kv_bytes);
+    let longest = dense_crossover(params, attention, kv, link * 1e9, COMPUTE);
+    let text = format!(
+        "max(0, (2 x {kv} / {link}e9 - 2 x {params} / 495e12) / ({attention} / 2 / 495e12))"
+    );
+    (text, longest)
 }
 
 fn dense_links(w: &mut Worked) {
@@ -217,7 +246,9 @@ fn dense_links(w: &mut Worked) {
         for tokens in [512.0, 4096.0, 32_768.0, 131_072.0] {
             let again = recompute_seconds(70e9, model.attention, tokens, COMPUTE);
             let link = break_even_link(0.0, tokens, model.kv_bytes, again);
-            w.result(&format!("{name}, {tokens} tokens"), link / 1e9, "GB/s");
+            let kv = model.kv_bytes;
+            let text = format!("{name}: 2 x {tokens} x {kv} / {:.2} ms", again * 1e3);
+            w.result(&text, link / 1e9, "GB/s");
         }
     }
 }
@@ -231,31 +262,39 @@ fn hybrid_crossovers(w: &mut Worked) {
         w.note(&format!("{name}: V = {state}, kv = {kv}, R = {rate} tok/s"));
         for link in [64.0, 32.0, 16.0, 8.0, 4.0, 1.0] {
             let from = hybrid_crossover(state, kv, link * 1e9, rate);
-            w.result(&format!("{name} at {link} GB/s"), from, "tokens");
+            let (v, swap) = (format!("2 x {state} / {link}e9"), format!("2 x {kv} / {link}e9"));
+            w.result(&format!("({v}) / (1 / {rate:.1} - {swap})"), from, "tokens");
         }
     }
     let kimi = model("kimi-linear");
     let from = hybrid_crossover(kimi.state(), kimi.kv_bytes, 1e9, 100.0);
-    w.result("kimi-linear at 100 tok/s and 1 GB/s", from, "tokens");
+    let (state, kv) = (kimi.state(), kimi.kv_bytes);
+    let text = format!("kimi-linear: (2 x {state} / 1e9) / (1 / 100 - 2 x {kv} / 1e9)");
+    w.result(&text, from, "tokens");
 }
 
 fn ladder(w: &mut Worked) {
     let (k3, real, rate) = (model("k3"), model("k3-real"), k3_rate());
     for tokens in CONTEXTS {
         let replay = replay_seconds(tokens, rate);
-        w.result(&format!("{tokens} tokens: replay"), replay, "s");
+        w.result(&format!("{tokens} / 4550"), replay, "s");
         let swap = swap_seconds(k3.state(), tokens, k3.kv_bytes, LINK);
-        w.result("swap", swap * 1e3, "ms");
+        let (state, kv) = (k3.state(), k3.kv_bytes);
+        w.result(&format!("2 x ({state} + {tokens} x {kv}) / 64e9"), swap * 1e3, "ms");
         let kept = (tokens / 6144.0).floor() * 6144.0;
-        let restored = match kept > 0.0 {
-            true => checkpoint_seconds((k3.state(), k3.kv_bytes), (kept, tokens), LINK, rate),
-            false => replay,
+        let (text, restored) = match kept > 0.0 {
+            true => (
+                format!("({state} + {kept} x {kv}) / 64e9 + ({tokens} - {kept}) / 4550"),
+                checkpoint_seconds((state, kv), (kept, tokens), LINK, rate),
+            ),
+            false => (format!("no checkpoint yet: {tokens} / 4550"), replay),
         };
-        w.result(&format!("checkpoint at {kept}"), restored, "s");
+        w.result(&text, restored, "s");
     }
     for model in [k3, real] {
         let link = break_even_link(model.state(), 131_072.0, model.kv_bytes, 131_072.0 / rate);
-        let text = format!("break-even with V = {}", model.state());
+        let (state, kv) = (model.state(), model.kv_bytes);
+        let text = format!("2 x ({state} + 131072 x {kv}) / (131072 / 4550)");
         w.result(&text, link / 1e9, "GB/s");
     }
     w.result("6143 / 4550", replay_seconds(6143.0, rate), "s");

@@ -14,7 +14,7 @@ const LECTURE_K: f64 = 1.31;
 pub(super) const CLAIMS: &[Claim] = &[
     Claim {
         id: "C50",
-        claim: "Mean time to the first token, first come first served",
+        claim: "Mean time to the first token, first come, first served",
         lecture: Some("436 ms"),
         expected: &[436.29],
         tolerance: Relative(0.0005),
@@ -23,14 +23,14 @@ pub(super) const CLAIMS: &[Claim] = &[
         work: || {
             Worked::by(|w| {
                 let queue = Queue::new(w);
-                w.note("294.1, then 20 of 14.22 behind it");
-                w.result("mean", queue.mean(&queue.jobs().fcfs()), "ms");
+                w.note("the long one, then 20 short ones behind it");
+                queue.mean(w, &queue.jobs().fcfs());
             })
         },
     },
     Claim {
         id: "C51",
-        claim: "The same, shortest first",
+        claim: "Mean time to the first token, shortest first",
         lecture: Some("169 ms"),
         expected: &[169.72],
         tolerance: Relative(0.0005),
@@ -39,14 +39,15 @@ pub(super) const CLAIMS: &[Claim] = &[
         work: || {
             Worked::by(|w| {
                 let queue = Queue::new(w);
-                w.note("20 of 14.22, then 294.1 behind them");
-                w.result("mean", queue.mean(&queue.jobs().shortest_first()), "ms");
+                w.note("20 short ones, then the long one behind them");
+                queue.mean(w, &queue.jobs().shortest_first());
             })
         },
     },
     Claim {
         id: "C52",
-        claim: "The long one first come and shortest first, and the last short one first come",
+        claim: "First token of the long one, first come and shortest first; of the last short one, \
+                first come",
         lecture: Some("294; 578; 578 ms"),
         expected: &[294.1, 578.5, 578.5],
         tolerance: Relative(0.0005),
@@ -57,9 +58,10 @@ pub(super) const CLAIMS: &[Claim] = &[
                 let queue = Queue::new(w);
                 let fcfs = queue.jobs().done(&queue.jobs().fcfs());
                 let shortest = queue.jobs().done(&queue.jobs().shortest_first());
-                w.result("S(8192) / pi", fcfs[0], "ms");
-                w.result("20 S(512) / pi + S(8192) / pi", shortest[0], "ms");
-                w.result("the last short one", fcfs[20], "ms");
+                let [long, short] = queue.shown();
+                w.result(&format!("{long} / 0.495"), fcfs[0], "ms");
+                w.result(&format!("(20 x {short} + {long}) / 0.495"), shortest[0], "ms");
+                w.result(&format!("({long} + 20 x {short}) / 0.495"), fcfs[20], "ms");
             })
         },
     },
@@ -76,8 +78,8 @@ pub(super) const CLAIMS: &[Claim] = &[
     },
     Claim {
         id: "C54",
-        claim: "Mean when the long one goes after 7 short ones, over that of shortest first; mean \
-                at k = 1.31",
+        claim: "Mean time to the first token when the long one goes after 7 short ones, over that \
+                of shortest first; mean at k = 1.31",
         lecture: Some("324 ms"),
         expected: &[343.0, 2.02, 329.7],
         tolerance: Relative(0.002),
@@ -86,13 +88,15 @@ pub(super) const CLAIMS: &[Claim] = &[
         work: || {
             Worked::by(|w| {
                 let queue = Queue::new(w);
-                let mean = |k| queue.mean(&queue.jobs().promotion(k));
-                let aged = w.result("k = 1.4: 7 short, the long one, 13 short", mean(1.4), "ms");
-                let shortest = queue.mean(&queue.jobs().shortest_first());
-                w.result(&format!("over {shortest:.1} ms"), aged / shortest, "x");
-                w.result("k = 1.31: 8 short ones first", mean(LECTURE_K), "ms");
+                w.note("k = 1.4: 7 short, the long one, 13 short");
+                let aged = queue.mean(w, &queue.jobs().promotion(1.4));
+                let shortest = queue.jobs().mean_done(&queue.jobs().shortest_first());
+                w.result(&format!("{aged:.2} / {shortest:.2}"), aged / shortest, "x");
+                w.note("k = 1.31: 8 short, the long one, 12 short");
+                queue.mean(w, &queue.jobs().promotion(LECTURE_K));
                 for k in [1.0, 2.0] {
-                    w.step(&format!("k = {k}"), mean(k), "ms");
+                    let mean = queue.jobs().mean_done(&queue.jobs().promotion(k));
+                    w.step(&format!("k = {k}"), mean, "ms");
                 }
             })
         },
@@ -101,7 +105,7 @@ pub(super) const CLAIMS: &[Claim] = &[
         id: "C55",
         claim: "Places that differ from shortest first when all arrive together and the key is \
                 cost - k waited, k = 0.5, 1.31, 5",
-        lecture: Some("ageing lets the long one overtake"),
+        lecture: Some("implied to work"),
         expected: &[0.0, 0.0, 0.0],
         tolerance: Exact,
         verdict: Differs { why: "all wait equally long, so no k reorders anything" },
@@ -128,20 +132,32 @@ impl Queue {
         Jobs { costs: &self.costs, rate: COMPUTE / 1e15 }
     }
 
-    fn mean(&self, order: &[usize]) -> f64 {
-        self.jobs().mean_done(order)
+    /// Costs of the long one and of a short one, for people.
+    fn shown(&self) -> [String; 2] {
+        [format!("{:.3}", self.costs[0]), format!("{:.4}", self.costs[1])]
+    }
+
+    /// F22: the mean, with how often each cost is in the sums of those behind it.
+    fn mean(&self, w: &mut Worked, order: &[usize]) -> f64 {
+        let [long, short] = self.shown();
+        let before = order.iter().position(|job| *job == 0).expect("every job is served");
+        let text =
+            format!("(({} x {long} + {} x {short}) / 0.495) / 21", 21 - before, 210 + before);
+        w.result(&text, self.jobs().mean_done(order), "ms")
     }
 }
 
 pub(super) fn ageing_constant(w: &mut Worked) {
     let queue = Queue::new(w);
     let (long, short, rate) = (queue.costs[0], queue.costs[1], queue.jobs().rate);
-    let text = "(S(8192) - S(512)) / (400 - S(8192) / pi)";
-    w.result(text, (long - short) / (400.0 - long / rate), "TFLOP/ms");
+    let [l, s] = queue.shown();
+    let text = format!("({l} - {s}) / (400 - {l} / 0.495)");
+    w.result(&text, (long - short) / (400.0 - long / rate), "TFLOP/ms");
     let order = queue.jobs().promotion(LECTURE_K);
-    w.result("k = 1.31: its first token", queue.jobs().done(&order)[0], "ms");
-    let text = "(S(8192) - S(512)) / (7 S(512) / pi)";
-    let least = w.result(text, promotion_threshold(long, short, 7, rate), "TFLOP/ms");
+    let text = format!("k = 1.31, 8 short ones first: (8 x {s} + {l}) / 0.495");
+    w.result(&text, queue.jobs().done(&order)[0], "ms");
+    let text = format!("({l} - {s}) / (7 x {s} / 0.495)");
+    let least = w.result(&text, promotion_threshold(long, short, 7, rate), "TFLOP/ms");
     let order = queue.jobs().promotion(least * 1.0001);
     w.step("from there on its first token", queue.jobs().done(&order)[0], "ms");
 }
@@ -149,17 +165,20 @@ pub(super) fn ageing_constant(w: &mut Worked) {
 pub(super) fn ageing_of_equals(w: &mut Worked) {
     let queue = Queue::new(w);
     let shortest = queue.jobs().shortest_first();
+    let ahead = queue.costs[0] - queue.costs[1];
     for k in [0.5, LECTURE_K, 5.0] {
         let aged = queue.jobs().linear_ageing(k);
         let differ = aged.iter().zip(&shortest).filter(|(a, b)| a != b).count();
-        w.result(&format!("k = {k}"), differ as f64, "places");
+        let [l, s] = queue.shown();
+        let text = format!("({l} - {k} t) - ({s} - {k} t) is {ahead:.2} at any t; places changed");
+        w.result(&text, differ as f64, "places");
     }
 }
 
 /// The mean when the long one goes after 7 short ones.
 pub(super) fn aged_mean(w: &mut Worked) {
     let queue = Queue::new(w);
-    w.result("mean at k = 1.4", queue.mean(&queue.jobs().promotion(1.4)), "ms");
+    queue.mean(w, &queue.jobs().promotion(1.4));
 }
 
 /// How many go before the long one at the lecture's k, and what becomes of it.
@@ -167,6 +186,8 @@ pub(super) fn shorts_first(w: &mut Worked) {
     let queue = Queue::new(w);
     let order = queue.jobs().promotion(LECTURE_K);
     let place = order.iter().position(|job| *job == 0).expect("every job is served");
-    w.result("short ones before it", place as f64, "");
-    w.result("its first token", queue.jobs().done(&order)[0], "ms");
+    let [l, s] = queue.shown();
+    w.result(&format!("ceil(({l} - {s}) / (1.31 x {s} / 0.495))"), place as f64, "");
+    let text = format!("({place} x {s} + {l}) / 0.495");
+    w.result(&text, queue.jobs().done(&order)[0], "ms");
 }

@@ -1,5 +1,11 @@
 //! A formula being worked out.
 
+/// The grids of the two columns, and what takes down a figure of each.
+pub const GRIDS: [(usize, TakeDown); 2] = [(1, Worked::result), (64, Worked::grid_result)];
+
+/// Takes down a figure of a claim, with its text and unit.
+pub type TakeDown = fn(&mut Worked, &str, f64, &str) -> f64;
+
 /// What a claim's work gives.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Worked {
@@ -7,6 +13,11 @@ pub struct Worked {
     pub values: Vec<f64>,
     /// The unit of each, empty for a bare number.
     pub units: Vec<String>,
+    /// The figures of a model whose spans end at multiples of 64 tokens; empty where the grid plays
+    /// no part. Those above are on a grid of 1.
+    pub grid_values: Vec<f64>,
+    /// The unit of each of them.
+    pub grid_units: Vec<String>,
     /// How they came about, a line each.
     pub lines: Vec<String>,
 }
@@ -26,6 +37,13 @@ impl Worked {
         self.step(text, value, unit)
     }
 
+    /// A figure on a grid of 64, and the line that ends in it.
+    pub fn grid_result(&mut self, text: &str, value: f64, unit: &str) -> f64 {
+        self.grid_values.push(value);
+        self.grid_units.push(unit.to_owned());
+        self.step(&format!("grid 64: {text}"), value, unit)
+    }
+
     /// A figure on the way.
     pub fn step(&mut self, text: &str, value: f64, unit: &str) -> f64 {
         self.lines.push(format!("{text} = {} {unit}", figure(value)).trim_end().to_owned());
@@ -35,26 +53,39 @@ impl Worked {
     /// The figures in a line, `-` if there are none; a unit stands behind the last figure that has
     /// it.
     pub fn figures(&self) -> String {
-        let mut text = String::new();
-        for (i, (value, unit)) in self.values.iter().zip(&self.units).enumerate() {
-            let is_last_of_unit = self.units.get(i + 1).is_none_or(|next| next != unit);
-            let separator = match i {
-                0 => "",
-                _ if self.units[i - 1] == *unit => ", ",
-                _ => "; ",
-            };
-            text += &format!("{separator}{}", figure(*value));
-            if is_last_of_unit && !unit.is_empty() {
-                text += &format!(" {unit}");
-            }
+        listed(&self.values, &self.units)
+    }
+
+    /// The same of the figures on a grid of 64; `same` if they are those of a grid of 1.
+    pub fn grid_figures(&self) -> String {
+        let listed = listed(&self.grid_values, &self.grid_units);
+        match !self.grid_values.is_empty() && listed == self.figures() {
+            true => "same".to_owned(),
+            false => listed,
         }
-        if text.is_empty() { "-".to_owned() } else { text }
     }
 
     /// A line without a figure.
     pub fn note(&mut self, text: &str) {
         self.lines.push(text.to_owned());
     }
+}
+
+fn listed(values: &[f64], units: &[String]) -> String {
+    let mut text = String::new();
+    for (i, (value, unit)) in values.iter().zip(units).enumerate() {
+        let is_last_of_unit = units.get(i + 1).is_none_or(|next| next != unit);
+        let separator = match i {
+            0 => "",
+            _ if units[i - 1] == *unit => ", ",
+            _ => "; ",
+        };
+        text += &format!("{separator}{}", figure(*value));
+        if is_last_of_unit && !unit.is_empty() {
+            text += &format!(" {unit}");
+        }
+    }
+    if text.is_empty() { "-".to_owned() } else { text }
 }
 
 /// A number as a reader can check it: whole ones below ten billion as they are, others to five
@@ -90,6 +121,19 @@ mod tests {
         assert_eq!(worked.figures(), "1.5000, 2 ms; 0.50000; 3 x");
         assert_eq!(worked.lines[0], "a = 1.5000 ms");
         assert_eq!(Worked::default().figures(), "-");
+    }
+
+    #[test]
+    fn figures_on_a_grid_are_told_where_they_are_others() {
+        let by = |on_grid: &[f64]| {
+            let mut worked = Worked::default();
+            worked.result("a", 18.0, "steps");
+            for value in on_grid {
+                worked.grid_result("a", *value, "steps");
+            }
+            worked.grid_figures()
+        };
+        assert_eq!([by(&[]), by(&[18.0]), by(&[19.0])], ["-", "same", "19 steps"]);
     }
 
     #[test]

@@ -61,14 +61,22 @@ pub fn parity_tokens(params: f64, attention: f64, pairs: Pairs) -> f64 {
 }
 
 /// F10: the chunks of a prompt where decodes are served first: `budget - decodes` tokens, the
-/// last one shorter. Empty if the decodes take the whole budget: the prompt never starts. Chunks
-/// end at multiples of `grid`, 1 in the lectures and 64 for models with recurrent or MLA layers.
+/// last one shorter. Empty if the decodes take the whole budget: the prompt never starts. All
+/// chunks but the last end at multiples of `grid`, 1 in the lectures and 64 for models with
+/// recurrent or MLA layers; the last takes what is left as soon as the budget holds it.
 pub fn chunk_plan(tokens: usize, budget: usize, decodes: usize, grid: usize) -> Vec<usize> {
-    let chunk = budget.saturating_sub(decodes) / grid * grid;
-    if chunk == 0 {
-        return Vec::new();
+    let most = budget.saturating_sub(decodes);
+    let chunk = most / grid * grid;
+    let (mut plan, mut left) = (Vec::new(), tokens);
+    while left > most {
+        if chunk == 0 {
+            return Vec::new();
+        }
+        plan.push(chunk);
+        left -= chunk;
     }
-    (0..tokens).step_by(chunk).map(|start| chunk.min(tokens - start)).collect()
+    plan.extend((left > 0).then_some(left));
+    plan
 }
 
 /// F11: bound on the time to a first token when each step gives the prompt at least `floor`

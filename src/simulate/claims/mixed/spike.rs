@@ -31,12 +31,12 @@ fn decode_seconds() -> f64 {
 pub(in super::super) fn spike(w: &mut Worked) {
     let decode = w.step("t(164)", decode_seconds() * 1e3, "ms");
     let prefill = w.step("S(4096) / 495e12, all pairs", full_prefill(4096.0) / COMPUTE * 1e3, "ms");
-    let after = w.result("one after the other", decode + prefill, "ms");
-    w.result("over t(164)", after / decode, "x");
+    let after = w.result(&format!("{decode:.3} + {prefill:.2}"), decode + prefill, "ms");
+    w.result(&format!("{after:.2} / {decode:.3}"), after / decode, "x");
     for (name, step_model) in [("phased", StepModel::Phased), ("roofline", StepModel::Roofline)] {
         let seconds = mixed_seconds(step_model);
         let spike = w.result(&format!("{name} step"), seconds * 1e3, "ms");
-        w.result("over t(164)", spike / decode, "x");
+        w.result(&format!("{spike:.2} / {decode:.3}"), spike / decode, "x");
     }
 }
 
@@ -57,7 +57,11 @@ pub(in super::super) fn selective_batching(w: &mut Worked) {
     let seconds = split / BANDWIDTH;
     w.result("over 3.35e12", seconds * 1e6, "us");
     let step = decode_seconds();
-    w.result("over t(164)", seconds / step * 100.0, "%");
+    w.result(
+        &format!("{:.5} us / {:.3} ms", seconds * 1e6, step * 1e3),
+        seconds / step * 100.0,
+        "%",
+    );
     w.result("in 32 layers", 32.0 * seconds / step * 100.0, "%");
     let limit = 32.0 * 2.0 * 2.0 * 4096.0 / (CONTEXT_B * 512e3);
     let text = "for ever more rows: 32 x 2 x 2 x 4096 / (640 x 512e3)";
@@ -67,8 +71,10 @@ pub(in super::super) fn selective_batching(w: &mut Worked) {
 pub(super) fn idle(w: &mut Worked) {
     let model = model("7b-mha-seed");
     let flops = mixed_flops(model.active_params, model.attention, (DECODES, CONTEXT_B), (0.0, 0.0));
-    w.step("FLOPs of 164 decodes", flops / 1e12, "TFLOP");
+    let text = "2 x 6.738e9 x 164 + 4 x 4096 x 32 x 164 x 640";
+    w.step(text, flops / 1e12, "TFLOP");
     let used = flops / decode_seconds() / H100_FLOPS * 100.0;
-    w.result("over t(164) and 989e12", used, "%");
-    w.result("idle", 100.0 - used, "%");
+    let text = format!("{:.4}e12 / {:.5} s / 989e12", flops / 1e12, decode_seconds());
+    w.result(&text, used, "%");
+    w.result(&format!("100 - {used:.3}"), 100.0 - used, "%");
 }
