@@ -199,27 +199,39 @@ fn long_prompts_have_their_places_while_one_of_them_waits() {
 }
 
 /// SEEDS.md G1: two places, answers of 3, 7, 2, 5, 4 and 1 steps.
-fn golden_timeline(batching: Batching) -> (Vec<u64>, u64) {
+/// When each ended, how many steps there were, and who was in each.
+fn golden_timeline(batching: Batching) -> (Vec<u64>, u64, Vec<Vec<u64>>) {
     const LENS: [usize; 6] = [3, 7, 2, 5, 4, 1];
     let mut server = Server::new(2, |limits| limits.batching = batching);
     for len in LENS {
         server.submit(1, len, None);
     }
     let mut finish = vec![0; LENS.len()];
-    let mut step = 0;
+    let (mut step, mut batches) = (0, Vec::new());
     while !server.scheduler.is_idle() {
         step += 1;
         for id in server.step(|id| LENS[id.0 as usize]) {
             finish[id.0 as usize] = step;
         }
+        let mut batch: Vec<u64> =
+            server.report.sampled.iter().map(|drawn| drawn.sequence.0).collect();
+        batch.sort_unstable();
+        batches.push(batch);
     }
-    (finish, step)
+    (finish, step, batches)
 }
 
 #[test]
 fn batches_of_requests_wait_for_their_longest_and_continuous_ones_do_not() {
-    assert_eq!(golden_timeline(Batching::Continuous), (vec![3, 7, 5, 10, 11, 11], 11));
-    assert_eq!(golden_timeline(Batching::Static), (vec![3, 7, 9, 12, 16, 13], 16));
+    let (finish, steps, batches) = golden_timeline(Batching::Continuous);
+    assert_eq!((finish, steps), (vec![3, 7, 5, 10, 11, 11], 11));
+    let expected = [([0, 1], 3), ([1, 2], 2), ([1, 3], 2), ([3, 4], 3), ([4, 5], 1)];
+    let expected: Vec<_> = expected.map(|(batch, steps)| vec![batch.to_vec(); steps]).concat();
+    assert_eq!(batches, expected);
+    let (finish, steps, batches) = golden_timeline(Batching::Static);
+    assert_eq!((finish, steps), (vec![3, 7, 9, 12, 16, 13], 16));
+    // 22 of 32 slot-steps are used.
+    assert_eq!(batches.concat().len(), 22);
 }
 
 #[test]

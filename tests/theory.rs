@@ -11,6 +11,8 @@ mod closed_forms;
 mod command;
 #[path = "theory/models.rs"]
 mod models;
+#[path = "theory/page.rs"]
+mod page;
 #[path = "theory/sampled.rs"]
 mod sampled;
 #[path = "theory/simulate.rs"]

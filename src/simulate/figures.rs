@@ -117,6 +117,9 @@ pub struct Occupied {
     pub running: f64,
     /// Most of them.
     pub most_running: usize,
+    /// Of the time from first step to last token, all requests together, the part of those with a
+    /// long prompt, 0 to 1; where there are short ones too.
+    pub long_share: Option<f64>,
     /// Seconds with a place free while somebody waited.
     pub seconds_with_a_place_free_and_a_queue: f64,
     /// Seconds with none, one, two and so on of them on the device.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::figures::{
     Fairness, Goodput, Latencies, Occupied, Preempted, Spread, Stalls, Steps, Throughput,
 };
+use super::formulas::price_per_million;
 use super::hardware::HardwareProfile;
 use super::modelled::Totals;
 use super::traffic::Traffic;
@@ -272,8 +273,8 @@ impl Ledger {
             requests: self.ended as f64 / seconds,
             prompt_tokens: prompts as f64 / seconds,
             generated_tokens,
-            // F24.
-            price_per_million: price_per_hour.map(|price| price * 1e6 / (generated_tokens * 3600.)),
+            price_per_million: price_per_hour
+                .map(|price| price_per_million(generated_tokens, price)),
         }
     }
 
@@ -304,9 +305,22 @@ impl Ledger {
             generating: self.decodes as f64 / self.decode_steps.max(1) as f64,
             running: running / self.end().as_secs_f64().max(f64::MIN_POSITIVE),
             most_running,
+            long_share: self.long_share(),
             seconds_with_a_place_free_and_a_queue: self.queued_seconds.iter().take(places).sum(),
             seconds_by_running: self.running_seconds.clone(),
         }
+    }
+
+    /// Of the time in places, the part of long prompts, if there are both kinds.
+    fn long_share(&self) -> Option<f64> {
+        let seconds = |is_long: bool| {
+            let asked = self.requests.iter().filter(|kept| kept.is_long == is_long);
+            let times =
+                asked.filter_map(|kept| Some(kept.last_token.saturating_sub(kept.started?)));
+            times.sum::<Duration>().as_secs_f64()
+        };
+        let (short, long) = (seconds(false), seconds(true));
+        (short > 0.0 && long > 0.0).then(|| long / (short + long))
     }
 
     /// All but how busy the link was.

@@ -59,7 +59,7 @@ pub struct Timing {
     pub step_model: StepModel,
     /// Whether copies run beside the spans; without it, a step waits for them.
     pub overlap_copies: bool,
-    /// Whether answers that have ended go on growing for nothing until all of their batch have, as
+    /// Whether the contexts of answers that have ended are read until all of their batch have, as
     /// in a request-level batch of fixed shape.
     pub dead_slots_pay: bool,
     /// Numbers of generated rows that a step may have, ascending; each is filled up to the next
@@ -95,8 +95,8 @@ pub struct ModelledExecutor {
     wake_at: Option<Duration>,
     /// The answer of each request, by its seed.
     answers: FxHashMap<u64, Vec<u32>>,
-    /// Answers of a batch that have ended, and their contexts together, in tokens.
-    dead: (usize, f64),
+    /// Contexts of a batch's answers that have ended, in tokens.
+    dead_context: f64,
     chunks: Vec<(usize, usize)>,
     last: Option<StepCost>,
     totals: Totals,
@@ -111,7 +111,7 @@ impl ModelledExecutor {
             link: Link::default(),
             wake_at: None,
             answers: FxHashMap::default(),
-            dead: (0, 0.0),
+            dead_context: 0.0,
             chunks: Vec::new(),
             last: None,
             totals: Totals::default(),
@@ -182,9 +182,8 @@ impl ModelledExecutor {
         }
         // The prompts of the next batch, whatever is there of them already.
         if decodes == 0 && !self.chunks.is_empty() {
-            self.dead = (0, 0.0);
+            self.dead_context = 0.0;
         }
-        self.dead.1 += self.dead.0 as f64;
         let padding = self.padding(decodes);
         self.totals.padding_rows += padding as u64;
         let read = if self.timing.padding_reads { padding as f64 } else { 0.0 };
@@ -193,7 +192,7 @@ impl ModelledExecutor {
             decodes,
             decode_context: context,
             chunks: &self.chunks,
-            dead_context: self.dead.1 + read * mean,
+            dead_context: self.dead_context + read * mean,
         };
         let Timing { step_model, hardware, model, .. } = &self.timing;
         let cost = step_cost(*step_model, hardware, model, &work);
@@ -217,7 +216,7 @@ impl ModelledExecutor {
         let answer = &self.answers[&draw.draw.seed];
         let is_last = at + 1 == answer.len();
         if is_last && self.timing.dead_slots_pay {
-            self.dead = (self.dead.0 + 1, self.dead.1 + draw.draw.tokens.len() as f64);
+            self.dead_context += draw.draw.tokens.len() as f64;
         }
         (draw.sequence, if is_last { END_OF_ANSWER } else { answer[at] })
     }

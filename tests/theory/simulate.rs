@@ -230,6 +230,22 @@ fn the_header_says_all_that_was_asked_for() {
     }
 }
 
+/// P6: places that long prompts have anyway do nothing for them.
+#[test]
+fn fewer_places_for_long_prompts_than_they_take_are_warned_of() {
+    let mix = ["--prompts=choice:100=20,4000=1", "--answers=200", "--long-prompt=4000"];
+    let warned = |kept: &str| {
+        let flags = ["--model=7b-mha", "--device-tokens=100000", "--max-num-seqs=8", kept];
+        output(&[&SMALL[..], &mix, &flags].concat()).contains("warning    --reserve-long")
+    };
+    assert!(!warned("--reserve-long=0") && !warned("--reserve-long=4"));
+    let slow = ["--prompts=choice:100=1,4000=3", "--answers=200", "--long-prompt=4000"];
+    let flags = ["--model=7b-mha", "--device-tokens=100000", "--max-num-seqs=8"];
+    let text = output(&[&SMALL[..], &slow, &flags, &["--reserve-long=1"]].concat());
+    assert!(text.contains("warning    --reserve-long 1 is less than the "), "{text}");
+    assert!(text.contains(" of 8 places that long prompts take anyway"), "{text}");
+}
+
 #[test]
 fn each_chart_of_a_sweep_is_drawn() {
     let over = ["sweep", "--over", "arrivals=poisson:2;poisson:4;poisson:8"];

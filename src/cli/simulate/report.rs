@@ -130,6 +130,16 @@ fn write_steps(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         occupancy.most_running,
         occupancy.seconds_with_a_place_free_and_a_queue,
     )?;
+    let (kept, places) = (report.header.reserve_long, report.header.max_num_seqs);
+    let too_few = |share: &f64| kept > 0 && (kept as f64) < share * places as f64;
+    if let Some(share) = occupancy.long_share.filter(too_few) {
+        writeln!(
+            f,
+            "warning    --reserve-long {kept} is less than the {} of {places} places that long \
+             prompts take\n           anyway: it does little for them",
+            percent(share),
+        )?;
+    }
     match steps.padding_rows > 0.0 {
         true => writeln!(f, "padding    {:.2} rows in a step that generates", steps.padding_rows),
         false => Ok(()),
