@@ -68,7 +68,7 @@ static std::vector<Stream*> streams;
 static Stream default_stream;
 static size_t memory_bytes = size_t(8) << 30, used_bytes, pinnable_bytes = size_t(8) << 30;
 static size_t pinned_bytes;
-static int driver_version = 13000, devices = 1;
+static int driver_version = 13000, devices = 1, shared_bytes = emu::MAX_SHARED;
 static uint64_t random_state = 88172645463325252ull, launches;
 static unsigned kernel_seed;
 static char context;
@@ -165,7 +165,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     case 16: *value = 132; break;           // multiprocessors
     case 75: *value = 9; break;             // compute capability
     case 76: *value = 0; break;
-    case 97: *value = emu::MAX_SHARED; break;
+    case 97: *value = shared_bytes; break;
     case 115: *value = 1; break;            // memory pools
     default: *value = 0;
   }
@@ -524,6 +524,8 @@ TEST void standin_machine(int count, int version, size_t memory, size_t pinnable
   memory_bytes = memory;
   pinnable_bytes = pinnable;
 }
+// Bytes of shared memory that the device says it gives a block.
+TEST void standin_shared(int bytes) { shared_bytes = bytes; }
 // Writes every launch to `path` from now on; null ends it.
 TEST void standin_record(const char* path) {
   LOCKED;

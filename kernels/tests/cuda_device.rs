@@ -25,6 +25,14 @@ fn a_machine_that_cannot_serve_is_told() {
     assert_eq!(opened(), "no CUDA device 0: the driver has 0");
     stand_in.machine(1, 12020, 1 << 30, 1 << 30);
     assert_eq!(opened(), "the CUDA driver is for CUDA 12.2, at least 12.8 is needed");
+    // As much as devices of compute capability 8.6 have.
+    stand_in.machine(1, 13000, 1 << 30, 1 << 30);
+    stand_in.shared(99 << 10);
+    assert_eq!(
+        opened(),
+        "emulated device gives a block of threads 101376 bytes of shared memory, 165888 are \
+         needed: devices of compute capability 8.0, 8.7, 9.0 and 10.0 have as many"
+    );
     stand_in.usual_machine();
     let second = Cuda::open(Options { ordinal: 1, ..options() });
     assert_eq!(second.map(|_| ()), Err(CudaError::NoDevice { ordinal: 1, found: 1 }));

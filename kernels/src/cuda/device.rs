@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result, sys};
 
 use super::CudaError;
 use super::error::{Named, reason};
+use super::launch::MOST_SHARED;
 use super::module::{Modules, arch_of};
 use crate::device::Compute;
 
@@ -75,7 +76,7 @@ impl Cuda {
     /// Opens a device.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or it is too old.
+    /// When there is no driver, no such device, it is too old or has too little shared memory.
     pub fn open(options: Options) -> Result<Cuda, CudaError> {
         // SAFETY: loads the driver's library, which runs no code of ours.
         if !unsafe { sys::is_culib_present() } {
@@ -97,6 +98,12 @@ impl Cuda {
         if properties.capability < (8, 0) {
             let Properties { name, capability, .. } = properties;
             return Err(CudaError::OldDevice { name, capability });
+        }
+        let most = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let found = context.attribute(most).named("asking for shared memory")? as usize;
+        if found < MOST_SHARED {
+            let Properties { name, .. } = properties;
+            return Err(CudaError::LittleShared { name, found, needed: MOST_SHARED });
         }
         let stream = || context.new_stream().named("making a stream");
         let (compute, copies) = (stream()?, [stream()?, stream()?]);

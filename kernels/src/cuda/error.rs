@@ -36,6 +36,20 @@ pub enum CudaError {
         /// Its compute capability.
         capability: (i32, i32),
     },
+    /// The device has too little shared memory for the kernels, as those of compute capability 8.6,
+    /// 8.9 and 12.0 do.
+    #[error(
+        "{name} gives a block of threads {found} bytes of shared memory, {needed} are needed: \
+             devices of compute capability 8.0, 8.7, 9.0 and 10.0 have as many"
+    )]
+    LittleShared {
+        /// The device's name.
+        name: String,
+        /// Bytes that a block of threads may have.
+        found: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
     /// The device has no room.
     #[error("no room for {bytes} bytes on the device, {free} are free")]
     OutOfMemory {

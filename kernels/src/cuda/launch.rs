@@ -9,6 +9,9 @@ use cudarc::driver::result;
 use super::error::{Named, reason};
 use super::{Cuda, CudaError};
 
+/// Bytes of shared memory that the kernel with most of it takes: what a device has to give.
+pub(super) const MOST_SHARED: usize = 165_888;
+
 /// A kernel by name, and how it is launched. `A` is the struct it takes.
 #[derive(Debug)]
 pub(super) struct Kernel<A> {
@@ -28,8 +31,9 @@ impl<A> Kernel<A> {
         Kernel { file, name, threads, shared_bytes: 0, argument: PhantomData }
     }
 
-    /// The same with a shared struct of `bytes` bytes.
+    /// The same with a shared struct of `bytes` bytes, at most [`MOST_SHARED`].
     pub const fn shared(self, bytes: usize) -> Kernel<A> {
+        assert!(bytes <= MOST_SHARED, "a device may have less shared memory");
         Kernel { shared_bytes: bytes, ..self }
     }
 }

@@ -74,9 +74,17 @@ impl StandIn {
         unsafe { set(devices, driver, memory, pinnable) }
     }
 
+    /// Bytes of shared memory that the device says it gives a block of threads.
+    pub fn shared(&self, bytes: i32) {
+        let set: unsafe extern "C" fn(i32) = Self::call(&self.driver, "standin_shared");
+        // SAFETY: takes a number.
+        unsafe { set(bytes) }
+    }
+
     /// The machine as it is at first.
     pub fn usual_machine(&self) {
         self.machine(1, 13000, 8 << 30, 8 << 30);
+        self.shared(163 << 10);
     }
 
     /// Writes down every launch from now on; none ends it.
