@@ -33,6 +33,7 @@ pub struct CudaExecutor {
 impl CudaExecutor {
     /// An executor with arenas of so many bytes on the device and on the host; the host's is pinned
     /// if it has at most `pinned_budget` bytes and the system agrees, or else the reason is told.
+    /// Whether graphs can be relied on is tested; if not, [`CudaModel::graphs_off`] says why.
     /// `weights` are row after row ([`ModelFiles::load_rows`]).
     ///
     /// # Errors
@@ -44,8 +45,9 @@ impl CudaExecutor {
         pinned_budget: usize,
         most: Most,
     ) -> Result<(CudaExecutor, Option<NotPinned>), CudaError> {
-        let model = CudaModel::new(cuda, files, weights, most)?;
-        let arena = DeviceArena::new(model.cuda(), device_bytes)?;
+        let mut model = CudaModel::new(cuda, files, weights, most)?;
+        let mut arena = DeviceArena::new(model.cuda(), device_bytes)?;
+        model.test_graphs(&mut arena)?;
         let (host, not_pinned) = HostArena::new(model.cuda(), host_bytes, pinned_budget)?;
         let (sampler, transfers, start) = (Sampler::new(), Vec::new(), Instant::now());
         Ok((CudaExecutor { model, arena, host, sampler, transfers, start }, not_pinned))
@@ -54,6 +56,11 @@ impl CudaExecutor {
     /// The model it runs.
     pub fn model(&self) -> &CudaModel {
         &self.model
+    }
+
+    /// The model it runs, to turn its graphs off.
+    pub fn model_mut(&mut self) -> &mut CudaModel {
+        &mut self.model
     }
 
     fn run(

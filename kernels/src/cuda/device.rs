@@ -183,10 +183,9 @@ impl Cuda {
     /// # Errors
     /// When the driver refuses.
     pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
-        match &graph.graph {
-            Some(graph) => graph.launch().named("replaying a graph"),
-            None => Ok(()),
-        }
+        let Some(graph) = &graph.graph else { return Ok(()) };
+        *self.last.lock().expect("nobody panics while naming a kernel") = "of a graph";
+        graph.launch().named("replaying a graph")
     }
 }
 
@@ -196,6 +195,10 @@ pub struct Graph {
     graph: Option<CudaGraph>,
     owner: Arc<Owner>,
 }
+
+// SAFETY: the driver asks only that one thread at a time uses a graph; whoever has it owns it, and
+// shared references cannot be sent.
+unsafe impl Send for Graph {}
 
 impl std::fmt::Debug for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

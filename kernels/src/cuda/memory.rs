@@ -111,6 +111,11 @@ impl DeviceArena {
         self.memory.bytes
     }
 
+    /// Where it lies on the device: a graph that names it is of this place.
+    pub fn place(&self) -> u64 {
+        self.address()
+    }
+
     /// Copies `bytes` to `offset`, after the kernels given before.
     ///
     /// # Errors

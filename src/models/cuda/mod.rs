@@ -3,29 +3,33 @@
 //! The layers, their order and what they remember are those of the CPU; operators are
 //! [`kernels::cuda`]'s, held to the same definitions. A batch goes up as one table, logits come
 //! down; nothing else crosses the link in a step.
+//!
+//! ```text
+//! forward    upload -> layers of `network` | graph of `graphs` -> logits
+//! ```
 
 mod ffn;
+mod graphs;
 mod mixer;
+mod network;
+mod self_test;
 mod weights;
 mod workspace;
 
 use std::fmt;
 
-use kernels::cuda::rows::{self, Origin};
-use kernels::cuda::{
-    Capacity, Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceSpans, Slots, StepTable, dense,
-};
+use kernels::cuda::rows::Origin;
+use kernels::cuda::{Capacity, Cuda, CudaError, DeviceArena, DeviceSpans, StepTable};
 use kernels::{BLOCK_LEN, Spans};
 
-use self::ffn::FfnWeights;
-use self::mixer::MixerWeights;
-use self::weights::{DeviceTensor, Loader};
+use self::graphs::{Graphs, Shape};
+use self::network::{Network, Uploaded};
 use self::workspace::Workspace;
 use super::batch::{Batch, LogitSource};
 use super::decoder::Model;
 use super::files::{ModelFiles, ModelWeights};
 use super::layout::{LayerLayout, StateLayout};
-use super::spec::{ModelSpec, Part};
+use super::spec::ModelSpec;
 
 /// The most that batches of a model have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,21 +49,13 @@ pub struct CudaModel {
     cuda: Cuda,
     spec: ModelSpec,
     layout: StateLayout,
-    embedding: DeviceTensor,
-    head: Option<DeviceTensor>,
-    final_norm: DeviceBuffer<f32>,
-    layers: Vec<LayerWeights>,
+    most: Most,
+    graphs: Graphs,
+    network: Network,
     table: StepTable,
     work: Workspace,
     /// Rows of the last batch.
     rows: usize,
-}
-
-struct LayerWeights {
-    mixer_norm: DeviceBuffer<f32>,
-    mixer: MixerWeights,
-    ffn_norm: DeviceBuffer<f32>,
-    ffn: FfnWeights,
 }
 
 /// What a layer's operators share in a step.
@@ -90,40 +86,22 @@ impl CudaModel {
     ) -> Result<CudaModel, CudaError> {
         let spec = files.spec.clone();
         cuda.compute = spec.compute;
-        let of = |layer| Loader { cuda: &cuda, weights: &weights, layer };
-        let layer = |(i, layer): (usize, &super::spec::Layer)| {
-            let loader = of(Some(i));
-            Ok(LayerWeights {
-                mixer_norm: loader.vector(Part::MixerNorm)?,
-                mixer: MixerWeights::new(&layer.mixer, &loader)?,
-                ffn_norm: loader.vector(Part::FfnNorm)?,
-                ffn: FfnWeights::new(&layer.ffn, &loader)?,
-            })
-        };
-        let layers = spec.layers.iter().enumerate().map(layer);
-        let layers = layers.collect::<Result<Vec<LayerWeights>, CudaError>>()?;
-        let (embedding, final_norm) =
-            (of(None).tensor(Part::Embedding)?, of(None).vector(Part::FinalNorm)?);
-        let head = match spec.head_is_embedding() {
-            true => None,
-            false => Some(of(None).tensor(Part::Head)?),
-        };
-        let mut routed = layers.iter().map(|layer| layer.ffn.routed(&cuda, most.rows));
-        let routed = routed.find(|r| !matches!(r, Ok(None))).transpose()?.flatten();
+        let network = Network::new(&cuda, &spec, &weights)?;
+        let routed = network.routed(&cuda, most)?;
         let capacity = Capacity {
             spans: most.rows.max(most.sequences),
             rows: most.rows,
             snapshots: most.rows.div_ceil(BLOCK_LEN) + most.sequences,
             blocks: most.sequences * most.positions.div_ceil(BLOCK_LEN),
         };
+        let padded = Most { sequences: graphs::bucket(most.sequences), ..most };
         Ok(CudaModel {
             table: StepTable::new(&cuda, capacity)?,
-            work: Workspace::new(&cuda, &spec, most, routed)?,
+            work: Workspace::new(&cuda, &spec, padded, routed)?,
             layout: Model::layout_of(&spec),
-            embedding,
-            head,
-            final_norm,
-            layers,
+            graphs: Graphs::new(most),
+            network,
+            most,
             spec,
             cuda,
             rows: 0,
@@ -145,8 +123,29 @@ impl CudaModel {
         &self.cuda
     }
 
+    /// Runs no step as a graph from now on; `why` is what [`CudaModel::graphs_off`] tells.
+    pub fn turn_graphs_off(&mut self, why: &str) {
+        self.graphs.turn_off(why.into());
+    }
+
+    /// Why no step runs as a graph, if none does.
+    pub fn graphs_off(&self) -> Option<&str> {
+        self.graphs.off()
+    }
+
+    /// The numbers of rows for which there are graphs, each once and rising.
+    pub fn graph_rows(&self) -> Vec<usize> {
+        self.graphs.rows()
+    }
+
+    /// Steps so far that ran as a graph.
+    pub fn graph_replays(&self) -> u64 {
+        self.graphs.replays()
+    }
+
     /// Runs a batch: writes its states and per-token rows to `arena`, and returns the logits it
-    /// asks for, `[sources][vocab_size]`.
+    /// asks for, `[sources][vocab_size]`. A batch of one generated token for each sequence runs as
+    /// a graph, from the second of its shape on; bits are those that it would have otherwise.
     ///
     /// # Errors
     /// When the device fails.
@@ -160,20 +159,26 @@ impl CudaModel {
         }
         self.rows = batch.rows();
         if batch.rows() > 0 {
-            self.compute(batch, spans, arena)?;
+            let shape = self.graphs.shape(batch, arena.place());
+            self.compute(batch, spans, arena, shape)?;
+            let rows = (0..).map(LogitSource::Row);
+            if shape.is_some() && batch.logits.iter().copied().eq(rows.take(batch.logits.len())) {
+                let CudaModel { cuda, network, work, .. } = self;
+                return work.take_logits(cuda, batch.logits.len(), network.head());
+            }
         }
         self.logits(&batch.logits, arena)
     }
 
-    /// The rows of a batch, layer by layer.
+    /// The rows of a batch; of one that has a shape, the logits of all rows too.
     fn compute(
         &mut self,
         batch: &Batch,
         host: Spans<'_>,
         arena: &mut DeviceArena,
+        shape: Option<Shape>,
     ) -> Result<(), CudaError> {
-        let CudaModel { cuda, spec, layout, table, work, .. } = self;
-        let count = batch.rows();
+        let CudaModel { cuda, spec, layout, graphs, network, table, work, .. } = self;
         let spans = table.upload(
             cuda,
             kernels::cuda::Step {
@@ -181,26 +186,28 @@ impl CudaModel {
                 tables: &batch.tables,
                 block_bytes: layout.block_bytes,
                 tokens: &batch.tokens,
-                padded_rows: count,
+                padded_rows: shape.map_or(batch.rows(), |shape| shape.rows),
                 arena,
             },
         )?;
-        let most_positions = batch.spans.iter().map(kernels::Span::end).max().unwrap_or(0);
-        work.begin(cuda, spec, &spans)?;
-        let width = spec.hidden;
-        let embedding = self.embedding.embedding();
-        dense::embed(cuda, spans.tokens, embedding, work.x.rows_mut(count, width))?;
-        for (layer, place) in self.layers.iter().zip(&layout.layers) {
-            let mut step = Step { cuda, host, spans: &spans, arena, place: *place, most_positions };
-            work.norm(cuda, count, &layer.mixer_norm, spec.norm_eps)?;
-            layer.mixer.forward(&mut step, work)?;
-            work.norm(cuda, count, &layer.ffn_norm, spec.norm_eps)?;
-            layer.ffn.forward(&step, work)?;
+        if work.reserve(cuda, spec, &spans)? {
+            graphs.forget();
         }
-        work.norm(cuda, count, &self.final_norm, spec.norm_eps)?;
-        if let Some(at) = layout.hidden_row {
-            let slots = Slots { spans: &spans, arena, at };
-            rows::keep_last(cuda, work.normed.rows(count, width), slots)?;
+        let segments = shape.map_or(graphs::segments(batch), |shape| shape.segments);
+        let step = Uploaded { cuda, spec, layout, host, spans, segments };
+        let Some(shape) = shape else { return network.forward(&step, arena, work) };
+        if let Some(graph) = graphs.get(shape) {
+            return cuda.replay(graph);
+        }
+        let mut run = || {
+            network.forward(&step, arena, work)?;
+            work.logits_of_rows(cuda, network.head(), shape.rows)
+        };
+        // This step as it is, which loads its kernels; the next of its shape as a graph.
+        run()?;
+        match cuda.capture(run) {
+            Ok(graph) => graphs.insert(shape, graph),
+            Err(error) => graphs.turn_off(format!("graphs are off: {error}")),
         }
         Ok(())
     }
@@ -217,8 +224,7 @@ impl CudaModel {
         sources: &[LogitSource],
         arena: &DeviceArena,
     ) -> Result<&[f32], CudaError> {
-        let CudaModel { cuda, layout, work, embedding, head, rows, .. } = self;
-        let head = head.as_ref().unwrap_or(embedding);
+        let CudaModel { cuda, layout, work, network, rows, .. } = self;
         let origin = |source: &LogitSource| match source {
             LogitSource::Row(row) => Origin::Row(*row),
             LogitSource::Slot(slot) => {
@@ -227,7 +233,7 @@ impl CudaModel {
             }
         };
         let origins: Vec<Origin> = sources.iter().map(origin).collect();
-        work.logits(cuda, head, (*rows, arena), &origins)
+        work.logits(cuda, network.head(), (*rows, arena), &origins)
     }
 }
 

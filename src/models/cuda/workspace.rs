@@ -126,25 +126,31 @@ impl Workspace {
         })
     }
 
-    /// Gets ready for a step: its rotations, and room for its chunks of KDA.
-    pub fn begin(
+    /// Makes room for the chunks of a step of KDA, and tells whether memory was made anew.
+    pub fn reserve(
         &mut self,
         cuda: &Cuda,
         spec: &ModelSpec,
         spans: &DeviceSpans<'_>,
-    ) -> Result<(), CudaError> {
-        for (rope, frequencies, values) in &mut self.angles.all {
-            let out = values.rows_mut(spans.rows(), rope.dim);
-            dense::angles(cuda, frequencies, spans.positions, out)?;
-        }
+    ) -> Result<bool, CudaError> {
         let chunks = |mixer: &Mixer| match mixer {
             Mixer::Kda(kda) => kda::work_len(kda.shape(), spans.cells()),
             _ => 0,
         };
         let needed = spec.layers.iter().map(|layer| chunks(&layer.mixer)).max().unwrap_or(0);
-        if needed > self.kda.len() {
+        let grows = needed > self.kda.len();
+        if grows {
             // Steps of more chunks than any before are few.
             self.kda = DeviceBuffer::zeros(cuda, needed)?;
+        }
+        Ok(grows)
+    }
+
+    /// Turns the positions of a step into its rotations.
+    pub fn rotations(&mut self, cuda: &Cuda, spans: &DeviceSpans<'_>) -> Result<(), CudaError> {
+        for (rope, frequencies, values) in &mut self.angles.all {
+            let out = values.rows_mut(spans.rows(), rope.dim);
+            dense::angles(cuda, frequencies, spans.positions, out)?;
         }
         Ok(())
     }
@@ -170,7 +176,7 @@ impl Workspace {
         (rows, arena): (usize, &DeviceArena),
         origins: &[Origin],
     ) -> Result<&[f32], CudaError> {
-        let (count, (vocabulary, width)) = (origins.len(), head.size());
+        let (count, width) = (origins.len(), head.size().1);
         if count > 0 {
             let x = (self.normed.rows(rows, width), arena);
             let head_rows = self.head_rows.rows_mut(count, width);
@@ -178,7 +184,29 @@ impl Workspace {
             let x = Multiplied::new(cuda, self.head_rows.rows(count, width), &mut self.rounded)?;
             x.times(cuda, std::slice::from_ref(head), &mut self.logits, count)?;
         }
-        self.host_logits.resize(count * vocabulary, 0.0);
+        self.take_logits(cuda, count, head)
+    }
+
+    /// Computes the logits of the first `count` hidden rows, in order.
+    pub fn logits_of_rows(
+        &mut self,
+        cuda: &Cuda,
+        head: &DeviceTensor,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let x = self.normed.rows(count, head.size().1);
+        let x = Multiplied::new(cuda, x, &mut self.rounded)?;
+        x.times(cuda, std::slice::from_ref(head), &mut self.logits, count)
+    }
+
+    /// Waits, and takes the first `count` rows of logits to the host.
+    pub fn take_logits(
+        &mut self,
+        cuda: &Cuda,
+        count: usize,
+        head: &DeviceTensor,
+    ) -> Result<&[f32], CudaError> {
+        self.host_logits.resize(count * head.rows(), 0.0);
         self.logits.read_into(cuda, &mut self.host_logits)?;
         Ok(&self.host_logits)
     }
