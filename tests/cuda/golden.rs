@@ -64,7 +64,8 @@ fn logits(device: &Device, files: &ModelFiles, golden: &Tensors) -> Vec<f32> {
 /// The golden's own bounds: in f32 the oracle's logits and choices; in bf16, on tensor cores, twice
 /// the error that the oracle computed in bf16 has, and its choices where the first two tokens are
 /// further apart than that moves both. Of kimi_linear_tiny no two are: a token that goes to another
-/// expert is off by much.
+/// expert is off by much. Its latents are no whole fragments, so attention to them is in f32 here:
+/// the tests of the operators hold the form for tensor cores to its definition.
 #[test]
 fn models_on_a_device_match_the_oracle() {
     let Some(device) = device() else { return };
