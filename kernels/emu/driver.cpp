@@ -13,6 +13,7 @@
 #include "emu.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -32,6 +33,7 @@ enum Result {
   INVALID_CONTEXT = 201,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  LAUNCH_FAILED = 719,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_ISOLATION = 905,
 };
@@ -61,9 +63,10 @@ struct Module {
 
 static std::recursive_mutex lock_;
 #define LOCKED std::lock_guard<std::recursive_mutex> guard_(lock_)
-#define IN_CONTEXT \
-  LOCKED;          \
-  if (!current_context) return INVALID_CONTEXT
+#define IN_CONTEXT                              \
+  LOCKED;                                       \
+  if (!current_context) return INVALID_CONTEXT; \
+  if (broken) return LAUNCH_FAILED
 
 static std::map<Address, size_t> device_memory, pinned_memory;
 static std::map<const emu::Kernel*, size_t> large_shared;
@@ -71,7 +74,20 @@ static std::vector<Stream*> streams;
 static Stream default_stream;
 static size_t memory_bytes = size_t(8) << 30, used_bytes, pinnable_bytes = size_t(8) << 30;
 static size_t pinned_bytes;
-static int driver_version = 13000, devices = 1, shared_bytes = emu::MAX_SHARED;
+
+// What a program that is run on its own is told of the machine.
+static uint64_t told(const char* name, uint64_t otherwise) {
+  const char* value = getenv(name);
+  return value ? strtoull(value, nullptr, 10) : otherwise;
+}
+static int driver_version = (int)told("DELTAPOOL_STANDIN_DRIVER", 13000);
+static int devices = (int)told("DELTAPOOL_STANDIN_DEVICES", 1);
+static int shared_bytes = emu::MAX_SHARED;
+// The launch that fails, counted from the start; 0 for none. Then every call fails, as with a
+// device.
+static uint64_t failing_launch = told("DELTAPOOL_STANDIN_FAILING_LAUNCH", 0);
+static bool broken;
+
 static uint64_t random_state = 88172645463325252ull, launches;
 static unsigned kernel_seed, streams_made, late_stream = 3;
 static char context;
@@ -318,7 +334,7 @@ API cuStreamSynchronize(void* handle) {
   Stream* stream = stream_of(handle);
   if (stream->capturing) return CAPTURE_UNSUPPORTED;
   run_until([=] { return stream->queue.empty(); });
-  return SUCCESS;
+  return broken ? LAUNCH_FAILED : SUCCESS;
 }
 API cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   IN_CONTEXT;
@@ -348,7 +364,7 @@ API cuEventSynchronize(void* handle) {
   EventHandle event = *(EventHandle*)handle;
   uint64_t number = event->recorded;
   run_until([=] { return event->reached >= number; });
-  return SUCCESS;
+  return broken ? LAUNCH_FAILED : SUCCESS;
 }
 // Somebody who asks again and again must see it happen: a question moves the streams on.
 API cuEventQuery(void* handle) {
@@ -427,7 +443,8 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     std::vector<void*> pointers;
     for (auto& copy : copies) pointers.push_back((void*)copy.data());
     emu::seed = ++kernel_seed;
-    launches++;
+    if (++launches == failing_launch) broken = true;
+    if (broken) return;
     emu::launch({gx, gy, gz}, {bx, by, bz}, shared, kernel->entry, pointers.data());
     check_guards(kernel->name);
   });
@@ -534,6 +551,12 @@ TEST void standin_machine(int count, int version, size_t memory, size_t pinnable
 }
 // Bytes of shared memory that the device says it gives a block.
 TEST void standin_shared(int bytes) { shared_bytes = bytes; }
+// Has the nth launch from now on fail, and every call after it; 0 mends the device.
+TEST void standin_fail(uint64_t nth) {
+  LOCKED;
+  broken = false;
+  failing_launch = nth ? launches + nth : 0;
+}
 // Writes every launch to `path` from now on; null ends it.
 TEST void standin_record(const char* path) {
   LOCKED;

@@ -81,6 +81,13 @@ impl StandIn {
         unsafe { set(bytes) }
     }
 
+    /// Has the nth launch from now on fail, and every call after it; none mends the device.
+    pub fn fail(&self, nth: Option<u64>) {
+        let set: unsafe extern "C" fn(u64) = Self::call(&self.driver, "standin_fail");
+        // SAFETY: takes a number.
+        unsafe { set(nth.unwrap_or(0)) }
+    }
+
     /// The machine as it is at first.
     pub fn usual_machine(&self) {
         self.machine(1, 13000, 8 << 30, 8 << 30);
@@ -113,6 +120,7 @@ pub fn device() -> Option<Device> {
     let stand_in = if on_gpu() { None } else { Some(stand_in()?) };
     if let Some(stand_in) = stand_in {
         stand_in.usual_machine();
+        stand_in.fail(None);
         stand_in.seed(1);
     }
     let options = Options { compile: stand_in.is_some(), ..Options::default() };
@@ -216,7 +224,7 @@ fn compiler() -> OsString {
 
 /// Builds the stand-ins, with the change this process was given: the folder they are in, or none
 /// without a compiler.
-fn folder() -> Option<PathBuf> {
+pub fn folder() -> Option<PathBuf> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let version = Command::new(compiler()).arg("--version").output().ok()?.stdout;
