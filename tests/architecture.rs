@@ -100,6 +100,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
     ("clap", &["src/cli", "src/main.rs"]),
     ("cpu_time", &["kernels/src/clock"]),
     ("cudarc", &["kernels/src/cuda"]),
+    ("cust", &["kernels/src/cuda/interop_cust.rs"]),
     ("llguidance", &["src/engine/constraint.rs"]),
     ("memmap2", &["kernels/src/"]),
     ("minijinja", &["src/text"]),

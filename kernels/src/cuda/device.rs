@@ -78,6 +78,14 @@ impl Cuda {
     /// # Errors
     /// When there is no driver, no such device, it is too old or has too little shared memory.
     pub fn open(options: Options) -> Result<Cuda, CudaError> {
+        Cuda::open_with(options, new_stream)
+    }
+
+    /// As [`Cuda::open`], with kernels on the stream that `compute` gives.
+    pub(super) fn open_with(
+        options: Options,
+        compute: impl FnOnce(&Arc<CudaContext>) -> Result<Arc<CudaStream>, CudaError>,
+    ) -> Result<Cuda, CudaError> {
         // SAFETY: loads the driver's library, which runs no code of ours.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
@@ -105,12 +113,11 @@ impl Cuda {
             let Properties { name, .. } = properties;
             return Err(CudaError::LittleShared { name, found, needed: MOST_SHARED });
         }
-        let stream = || context.new_stream().named("making a stream");
-        let (compute, copies) = (stream()?, [stream()?, stream()?]);
+        let (stream, copies) = (compute(&context)?, [new_stream(&context)?, new_stream(&context)?]);
         let arch = arch_of(properties.capability);
         Ok(Cuda {
             compute: Compute::default(),
-            stream: compute,
+            stream,
             copies,
             modules: Modules::new(arch, options.cache, options.compile),
             last: Mutex::new("none"),
@@ -250,6 +257,10 @@ impl Owner {
     fn held(&self) -> std::sync::MutexGuard<'_, Held> {
         self.held.lock().expect("nobody panics while freeing")
     }
+}
+
+fn new_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, CudaError> {
+    context.new_stream().named("making a stream")
 }
 
 fn driver_version() -> Result<i32, CudaError> {

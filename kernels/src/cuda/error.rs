@@ -50,6 +50,12 @@ pub enum CudaError {
         /// Bytes needed.
         needed: usize,
     },
+    /// A host application's context is not the one of this device that all share.
+    #[error("the context is not the primary context of CUDA device {ordinal}")]
+    OtherContext {
+        /// The number asked for.
+        ordinal: usize,
+    },
     /// The device has no room.
     #[error("no room for {bytes} bytes on the device, {free} are free")]
     OutOfMemory {

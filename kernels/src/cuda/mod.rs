@@ -34,6 +34,8 @@ mod device;
 mod error;
 pub mod gemm;
 pub mod gqa;
+#[cfg(feature = "cust")]
+mod interop_cust;
 pub mod kda;
 mod launch;
 mod memory;
