@@ -34,6 +34,39 @@ pub const DEFAULT_LONG_PROMPT: usize = 4096;
 /// Most threads a gang may have.
 pub const MOST_THREADS: usize = 1024;
 
+/// Rows of a step by default on a CUDA device.
+pub const DEFAULT_MAX_NUM_BATCHED_TOKENS_CUDA: usize = 2048;
+
+/// Where a model is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// On the processor.
+    Cpu,
+    /// On a CUDA device, or not at all.
+    Cuda,
+    /// On a CUDA device where there is one that serves, or else on the processor.
+    Auto,
+}
+
+impl Device {
+    /// The word callers see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+            Device::Auto => "auto",
+        }
+    }
+
+    /// Tokens of a step unless told otherwise.
+    pub fn default_max_num_batched_tokens(self) -> usize {
+        match self {
+            Device::Cpu => DEFAULT_MAX_NUM_BATCHED_TOKENS,
+            Device::Cuda | Device::Auto => DEFAULT_MAX_NUM_BATCHED_TOKENS_CUDA,
+        }
+    }
+}
+
 /// Order in which sequences are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
@@ -270,6 +303,8 @@ pub struct EngineConfig {
     pub audit_percent: f64,
     /// Threads that compute.
     pub threads: usize,
+    /// Where the model is computed.
+    pub device: Device,
 }
 
 impl Default for EngineConfig {
@@ -299,6 +334,7 @@ impl Default for EngineConfig {
             checkpoint_dtype: CheckpointDtype::F32,
             audit_percent: 0.0,
             threads: default_threads(),
+            device: Device::Cpu,
         }
     }
 }

@@ -19,16 +19,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cuda_support::{Device, assert_caught, device, with_seeds};
-use deltapool::config::{EngineConfig, MemorySize, Preempt};
+use deltapool::config::{CheckpointDtype, EngineConfig, MemorySize, Preempt};
 use deltapool::engine::core::Core;
 use deltapool::engine::cuda::CudaExecutor;
 use deltapool::engine::executor::Executor;
-use deltapool::engine::{Engine, EngineLimits, RequestId};
+use deltapool::engine::{Engine, EngineBuilder, EngineLimits, OpenDevice, RequestId, SubmitError};
 use deltapool::models::ModelFiles;
-use deltapool::models::cuda::Most;
-use deltapool::request::{Finish, Request, SamplingParams};
+use deltapool::models::cuda::CudaModel;
+use deltapool::request::{Event, Finish, FinishReason, Request, SamplingParams};
 use kernels::cuda::{Cuda, Options};
-use kernels::{Compute, KvDtype};
+use kernels::{Compute, KvDtype, Quantization};
 
 /// Requests run three at a time, and every fifth step one of them is pushed out.
 fn config() -> EngineConfig {
@@ -113,15 +113,9 @@ fn on_device(
 
 fn executor(cuda: Cuda, files: &ModelFiles) -> CudaExecutor {
     let limits = EngineLimits::derive(&files.spec, &config(), None).expect("it fits");
-    let most = Most {
-        rows: limits.most_rows,
-        sequences: limits.max_num_seqs,
-        positions: limits.max_model_len,
-        logits: 64,
-    };
     let weights = files.load_rows(&mut |_, _| {}).expect("it loads");
     let bytes = (limits.device.arena_bytes(), limits.host.arena_bytes());
-    let made = CudaExecutor::new(cuda, (files, weights), bytes, bytes.1, most);
+    let made = CudaExecutor::new(cuda, (files, weights), bytes, bytes.1, limits.most());
     let (executor, not_pinned) = made.expect("there is room");
     assert!(not_pinned.is_none(), "{not_pinned:?}");
     executor
@@ -187,4 +181,120 @@ fn a_driver_that_records_nothing_is_told() {
     let (right, wrong) = ("*graph = new Graph{std::move(stream->captured)};", "return NOT_FOUND;");
     let name = "the_model_in_the_binary_answers_as_on_the_processor";
     assert_caught(name, ("emu/driver.cpp", right, wrong), "graphs are off: ending a graph failed");
+}
+
+/// An engine to be, on the device that the test holds.
+fn builder(device: &Device, config: EngineConfig) -> EngineBuilder<'static> {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models");
+    let files = files(&models.join("kimi_linear_tiny"));
+    let opened = OpenDevice::Cuda(Box::new(open(device)));
+    Engine::builder(files).config(config).on(opened)
+}
+
+/// What `config` derives to on the device, or what is said.
+fn limits(device: &Device, config: EngineConfig) -> Result<EngineLimits, String> {
+    builder(device, config).limits().map_err(|error| error.to_string())
+}
+
+#[test]
+fn limits_are_of_the_devices_memory_after_the_weights() {
+    let Some(device) = device() else { return };
+    let free = device.cuda.free_bytes().expect("it answers");
+    let asked = EngineConfig { preempt: Preempt::Auto, park_every: None, ..config() };
+    let quarter = EngineConfig { device_memory: MemorySize::Percent(25.0), ..asked };
+    let derived = limits(&device, quarter).expect("it fits");
+    let (bytes, page) = (derived.device.arena_bytes(), derived.device.page_bytes);
+    // The weights of the tiny model are less than a MiB.
+    assert!(bytes <= free / 4 && bytes + page + (1 << 20) > free / 4, "{bytes} of {free}");
+    // What probes of the processor say is nothing to go by.
+    assert_eq!(derived.config.preempt, Preempt::Swap);
+    let rates = EngineConfig {
+        link_bytes_per_second: Some(1e10),
+        prefill_tokens_per_second: Some(1e3),
+        ..quarter
+    };
+    assert_eq!(limits(&device, rates).expect("it fits").config.preempt, Preempt::Auto);
+    let all = EngineConfig { device_memory: MemorySize::Bytes(free), ..asked };
+    let error = limits(&device, all).expect_err("no room to work");
+    assert!(error.contains("on the CUDA device: sequences "), "{error}");
+    let left = error.split("give --device-memory ").nth(1).expect("a value that works");
+    let left = left.split(' ').next().and_then(|bytes| bytes.parse().ok()).expect("bytes");
+    let less = EngineConfig { device_memory: MemorySize::Bytes(left), ..asked };
+    limits(&device, less).expect("the value works");
+}
+
+#[test]
+fn what_a_device_does_not_do_is_refused_by_name() {
+    let Some(device) = device() else { return };
+    let asked = config();
+    for (refused, why) in [
+        (EngineConfig { audit_percent: 5.0, ..asked }, "--audit 5: not on a CUDA device"),
+        (
+            EngineConfig { checkpoint_dtype: CheckpointDtype::Bf16, ..asked },
+            "--checkpoint-dtype bf16: not on a CUDA device",
+        ),
+        (
+            EngineConfig { max_num_batched_tokens: 1 << 18, ..asked },
+            "--max-num-batched-tokens 262144: 131072 at most on a CUDA device",
+        ),
+        (
+            EngineConfig { max_num_batched_tokens: 1 << 17, max_num_seqs: Some(1 << 15), ..asked },
+            "--max-num-seqs 32768: 16384 at most on a CUDA device",
+        ),
+    ] {
+        let error = limits(&device, refused).expect_err("it is refused");
+        assert!(error.starts_with(why), "{error}");
+    }
+    let mut quantized = builder(&device, asked).quantize(Some(Quantization::Q8));
+    let error = quantized.limits().expect_err("it is refused").to_string();
+    assert!(error.starts_with("--quantize q8: not on a CUDA device"), "{error}");
+}
+
+/// What is said of a model's memory before it is there holds, and not by far too much.
+#[test]
+fn a_model_takes_about_as_much_memory_as_is_said_before() {
+    let Some(device) = device() else { return };
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models");
+    for name in ["kimi_linear_tiny", "llama_tiny", "qwen3_tiny"] {
+        let files = files(&models.join(name));
+        let wide = EngineConfig { max_num_batched_tokens: 4096, ..config() };
+        let limits = EngineLimits::derive(&files.spec, &wide, None).expect("it fits");
+        let weights = files.weight_bytes().expect("it reads").expect("there are some").stored;
+        let said = CudaModel::work_bytes(&files.spec, limits.most()) + weights;
+        let free = device.cuda.free_bytes().expect("it answers");
+        let loaded = files.load_rows(&mut |_, _| {}).expect("it loads");
+        let model = CudaModel::new(open(&device), &files, loaded, limits.most());
+        let taken = free - device.cuda.free_bytes().expect("it answers");
+        drop(model.expect("there is room"));
+        assert!(taken <= said, "{name} takes {taken} bytes, {said} were said");
+        assert!(said / 4 < taken + (8 << 20), "{name} takes {taken} bytes, {said} were said");
+    }
+}
+
+/// Requests that run and that wait end with what the device said, and so does every later one.
+#[test]
+fn a_device_that_fails_ends_every_request_with_its_reason() {
+    let Some(device @ Device { stand_in: Some(stand_in), .. }) = &device() else { return };
+    for nth in [1, 40, 400] {
+        let engine = builder(device, config()).build().expect("it is built");
+        stand_in.fail(Some(nth));
+        let handles: Vec<_> = requests(768)
+            .into_iter()
+            .map(|request| engine.submit(request).expect("it is taken"))
+            .collect();
+        for handle in handles {
+            let events: Vec<Event> = handle.into_iter().collect();
+            let finish = events.last().and_then(|event| event.finish.clone()).expect("an end");
+            let FinishReason::Failed(reason) = finish.reason else { panic!("{finish:?}") };
+            assert!(reason.contains("CUDA error 719"), "{reason}");
+        }
+        let again = engine.submit(Request::new(vec![1], 1)).map(|_| ());
+        let Err(SubmitError::Failed(reason)) = again else { panic!("{again:?}") };
+        assert!(reason.contains("CUDA error 719"), "{reason}");
+        assert_eq!(engine.fault(), Some(reason.as_str()));
+        engine.drain();
+        assert_eq!(engine.stats().pages_held(), 0);
+        drop(engine);
+        stand_in.fail(None);
+    }
 }

@@ -101,7 +101,7 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
     let files = Files::open(&args.common, isa)?;
     let tokenizer = files.tokenizer()?;
     let reader = LineReader::new(&files, tokenizer.clone());
-    let config = args.engine.config(args.common.threads());
+    let config = args.engine.config(args.common.threads(), files.device.kind());
     let progress = Progress::bar(quiet);
     let (engine, (lines, mut output)) =
         files.engine(tokenizer, isa, config, progress, |limits| {
@@ -117,7 +117,7 @@ pub fn run(args: &BatchArgs, isa: Isa) -> Result<(), CliError> {
             }
             Ok((lines, Output::open(&args.output)?))
         })?;
-    if !quiet && config.preempt == Preempt::Auto {
+    if !quiet && engine.limits().config.preempt == Preempt::Auto {
         eprintln!("{}", Weighed(engine.cost()));
     }
     output.begin()?;

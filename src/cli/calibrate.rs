@@ -87,7 +87,7 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     // Before minutes of work: a file that cannot be written is told at once.
     args.drawing.files().try_for_each(is_writable)?;
     let draft = draft(&path)?;
-    let files = Files::open(common, isa)?.model;
+    let files = Files::open_on_cpu(common, isa)?.model;
     let name = common.model.as_ref().map_or(EMBEDDED.into(), |path| path.display().to_string());
     let model = profiles::model(&name)?;
     let report = measure(common, isa, files, (&name, &model));

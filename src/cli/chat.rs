@@ -85,6 +85,7 @@ pub fn run(args: &ChatArgs, isa: Isa) -> Result<(), CliError> {
         return Err(CliError::Usage("--max-tokens is 0, allowed: 1 or more".to_owned()));
     }
     let config = EngineConfig {
+        max_num_batched_tokens: files.device.kind().default_max_num_batched_tokens(),
         max_num_seqs: Some(1),
         max_model_len: args.max_model_len,
         device_memory: args.device_memory,

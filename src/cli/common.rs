@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use kernels::{Isa, Quantization};
+use kernels::Quantization;
 
 use super::CliError;
 use super::output::JsonTarget;
-use crate::config::default_threads;
+use crate::config::{Device, default_threads};
 use crate::models::spec::ModelSpec;
 
 /// Which model, how it is computed, and whether that is told.
@@ -25,6 +26,9 @@ pub struct CommonArgs {
     /// How exact it is computed.
     #[command(flatten)]
     pub precision: PrecisionArgs,
+    /// What it is computed on.
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = Device::Cpu)]
+    pub device: Device,
     /// Say nothing on standard error but errors; a server says that it is ready, too.
     #[arg(short, long)]
     pub quiet: bool,
@@ -34,6 +38,21 @@ impl CommonArgs {
     /// Threads to compute with.
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or_else(default_threads)
+    }
+}
+
+impl ValueEnum for Device {
+    fn value_variants<'a>() -> &'a [Device] {
+        &[Device::Cpu, Device::Cuda, Device::Auto]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Device::Cpu => "the processor",
+            Device::Cuda => "a CUDA device; where none serves, the exit code is 4",
+            Device::Auto => "a CUDA device where one serves, or else the processor",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
     }
 }
 
@@ -113,12 +132,22 @@ pub struct PrecisionArgs {
     /// How keys, values and latents of tokens are kept: half the bytes of f32 in bf16.
     #[arg(long, value_enum, value_name = "HOW", default_value_t = KvDtype::Auto)]
     pub kv_dtype: KvDtype,
+    /// How recurrent states are kept.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = StateDtype::F32)]
+    pub state_dtype: StateDtype,
+}
+
+/// How recurrent states are kept while a sequence runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StateDtype {
+    /// As they are computed; nothing less is there.
+    F32,
 }
 
 impl PrecisionArgs {
-    /// How `spec` is to be computed on a processor with `isa`.
-    pub fn apply(self, spec: &mut ModelSpec, isa: Isa) {
-        spec.compute = self.compute.resolve(isa);
+    /// How `spec` is to be computed, where bf16 is multiplied as such or not.
+    pub fn apply(self, spec: &mut ModelSpec, has_bf16: bool) {
+        spec.compute = self.compute.resolve(has_bf16);
         spec.kv_dtype = match (self.kv_dtype, self.compute) {
             (KvDtype::Auto, Compute::F32) | (KvDtype::F32, _) => kernels::KvDtype::F32,
             (KvDtype::Auto, Compute::Auto | Compute::Bf16) => spec.kv_dtype,
@@ -141,7 +170,8 @@ pub enum KvDtype {
 /// How bf16 weights are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Compute {
-    /// bf16 where the processor multiplies that itself (AVX-512 BF16), or else f32.
+    /// bf16 where the processor multiplies that itself (AVX-512 BF16) and on a CUDA device, or
+    /// else f32.
     Auto,
     /// Activations stay f32: exact.
     F32,
@@ -150,10 +180,10 @@ pub enum Compute {
 }
 
 impl Compute {
-    /// What that is on a processor with `isa`.
-    pub fn resolve(self, isa: Isa) -> kernels::Compute {
+    /// What that is where bf16 is multiplied as such, or not.
+    pub fn resolve(self, has_bf16: bool) -> kernels::Compute {
         match self {
-            Compute::Auto if isa.has_bf16() => kernels::Compute::Bf16,
+            Compute::Auto if has_bf16 => kernels::Compute::Bf16,
             Compute::Auto | Compute::F32 => kernels::Compute::F32,
             Compute::Bf16 => kernels::Compute::Bf16,
         }

@@ -96,8 +96,9 @@ impl CliError {
     /// Exit code of wrong usage.
     pub const USAGE: u8 = 2;
 
-    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory, 5 address in use, 74 no listening
-    /// there, 75 answers cut short, 130 interrupted. A reader that closed the pipe is no failure.
+    /// The exit code: 1 failed, 2 usage, 3 model, 4 memory or device, 5 address in use, 74 no
+    /// listening there, 75 answers cut short, 130 interrupted. A reader that closed the pipe is no
+    /// failure.
     pub fn exit_code(&self) -> u8 {
         match self {
             // Help and version are "errors" that go to standard output and succeed.
@@ -109,7 +110,7 @@ impl CliError {
             | CliError::Vocabulary { .. }
             | CliError::NoModel => 3,
             CliError::Engine(error) => match error {
-                EngineError::Memory { .. } | EngineError::Arena(_) => 4,
+                EngineError::Memory { .. } | EngineError::Arena(_) | EngineError::Device(_) => 4,
                 EngineError::Limit(_)
                 | EngineError::Layout { .. }
                 | EngineError::Param(_)
@@ -118,7 +119,7 @@ impl CliError {
                 EngineError::Threads(_) | EngineError::Sample { .. } | EngineError::Cancelled => 1,
             },
             CliError::Submit(error) => match error {
-                SubmitError::Draining | SubmitError::Stopped => 1,
+                SubmitError::Draining | SubmitError::Failed(_) | SubmitError::Stopped => 1,
                 _ => CliError::USAGE,
             },
             CliError::Inspect(error) => match error {

@@ -13,7 +13,7 @@ use super::loading::{Files, Progress, is_shown, on_interrupt};
 use super::output::{JsonTarget, grouped, print};
 use super::prompt::{Source, default_max_tokens, encode_chat, encode_text};
 use super::sampling::{SamplingArgs, flag_spelling};
-use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig};
+use crate::config::EngineConfig;
 use crate::engine::{EngineError, EngineLimits};
 use crate::request::{Figures, Finish, FinishReason, Request, SamplingParams};
 use crate::text::{ChatTemplate, Tokenizer};
@@ -42,9 +42,10 @@ pub struct GenerateArgs {
     /// Go on past the model's end of sequence.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Most tokens of the prompt to compute in one step, 64 or more.
-    #[arg(long, default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS, value_name = "N")]
-    pub max_num_batched_tokens: usize,
+    /// Most tokens of the prompt to compute in one step, 64 or more; default: 512, on a CUDA device
+    /// 2048.
+    #[arg(long, value_name = "N")]
+    pub max_num_batched_tokens: Option<usize>,
     /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -72,8 +73,9 @@ pub fn run(args: &GenerateArgs, isa: Isa) -> Result<(), CliError> {
     if tokens > spec.context {
         return Err(EngineError::TooLong { tokens, limit: spec.context }.into());
     }
+    let step = files.device.kind().default_max_num_batched_tokens();
     let config = EngineConfig {
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_batched_tokens: args.max_num_batched_tokens.unwrap_or(step),
         threads: args.common.threads(),
         ..EngineConfig::one_sequence(tokens)
     };

@@ -107,7 +107,7 @@ pub fn report(args: &InspectArgs) -> Result<Report, InspectError> {
         None => embedded()?,
     };
     model.spec.quantize = args.weights.quantization();
-    args.precision.apply(&mut model.spec, Isa::best());
+    args.precision.apply(&mut model.spec, Isa::best().has_bf16());
     Report::new(&model.spec, model.weight_bytes()?, args.device_memory)
         .map_err(|error| InspectError::Memory(error.to_string()))
 }

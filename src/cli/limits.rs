@@ -9,9 +9,8 @@ use clap::{Args, ValueEnum};
 
 use super::output::grouped;
 use crate::config::{
-    Batching, CheckpointDtype, DEFAULT_LONG_PROMPT, DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING, DEFAULT_WATERMARK_PERCENT, EngineConfig, MemorySize,
-    Policy, Preempt,
+    Batching, CheckpointDtype, DEFAULT_LONG_PROMPT, DEFAULT_PREFILL_FLOOR, DEFAULT_SJF_AGEING,
+    DEFAULT_WATERMARK_PERCENT, Device, EngineConfig, MemorySize, Policy, Preempt,
 };
 use crate::engine::EngineLimits;
 use crate::scheduler::Cost;
@@ -106,7 +105,7 @@ impl RuleArgs {
 #[command(next_help_heading = "Memory and scheduling")]
 pub struct EngineArgs {
     /// Memory of sequences that run: bytes (64MiB, 8GB), or a percentage of what is free after the
-    /// weights.
+    /// weights, on a CUDA device of its own memory.
     #[arg(long, value_name = "SIZE", default_value = "25%")]
     pub device_memory: MemorySize,
     /// Memory of sequences that were pushed out; with 0 they are computed again instead.
@@ -116,9 +115,9 @@ pub struct EngineArgs {
     /// the device memory holds for one. 32k is 32,000 and 32K is 32,768; m and M as well.
     #[arg(long, value_name = "N", value_parser = parse_tokens)]
     pub max_model_len: Option<usize>,
-    /// Most tokens to compute in one step, 64 or more.
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_NUM_BATCHED_TOKENS)]
-    pub max_num_batched_tokens: usize,
+    /// Most tokens to compute in one step, 64 or more; default: 512, on a CUDA device 2048.
+    #[arg(long, value_name = "N")]
+    pub max_num_batched_tokens: Option<usize>,
     /// Who is served when, who leaves and what is kept.
     #[command(flatten)]
     pub rules: RuleArgs,
@@ -154,10 +153,11 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// The limits that were asked for.
-    pub fn config(&self, threads: usize) -> EngineConfig {
+    /// The limits that were asked for, of an engine on `device`.
+    pub fn config(&self, threads: usize, device: Device) -> EngineConfig {
+        let tokens = self.max_num_batched_tokens;
         self.rules.apply(EngineConfig {
-            max_num_batched_tokens: self.max_num_batched_tokens,
+            max_num_batched_tokens: tokens.unwrap_or(device.default_max_num_batched_tokens()),
             max_model_len: self.max_model_len,
             device_memory: self.device_memory,
             host_memory: self.host_memory,
@@ -168,6 +168,7 @@ impl EngineArgs {
             checkpoint_dtype: self.checkpoint_dtype,
             audit_percent: self.audit,
             threads,
+            device,
             ..EngineConfig::default()
         })
     }

@@ -10,31 +10,48 @@ use kernels::Isa;
 use super::CliError;
 use super::common::{CommonArgs, check_folder};
 use super::profiles::calibrated;
-use crate::config::EngineConfig;
-use crate::engine::{Engine, EngineLimits};
+use crate::config::{Device, EngineConfig};
+use crate::engine::{Engine, EngineError, EngineLimits, OpenDevice};
 use crate::models::ModelFiles;
 use crate::text::{TextError, TextFiles, Tokenizer};
 
-/// The files of a model: what it is, and how text becomes ids.
+/// The files of a model: what it is, and how text becomes ids; and what it is computed on.
 pub struct Files {
     pub model: ModelFiles,
     pub text: TextFiles,
+    /// What the model is to be computed on.
+    pub device: OpenDevice,
 }
 
 impl Files {
     /// Reads the small files of the model that is asked for, or of the model in the binary, to be
-    /// computed with `isa`.
+    /// computed on the device that is asked for, or with `isa`.
     pub fn open(args: &CommonArgs, isa: Isa) -> Result<Files, CliError> {
-        let mut files = match &args.model {
+        Files::open_on(args, isa, args.device)
+    }
+
+    /// As [`Files::open`], for a command that measures the processor and nothing else.
+    pub fn open_on_cpu(args: &CommonArgs, isa: Isa) -> Result<Files, CliError> {
+        if args.device == Device::Cuda {
+            let message = "--device cuda: this command measures the processor; use --device cpu";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+        Files::open_on(args, isa, Device::Cpu)
+    }
+
+    fn open_on(args: &CommonArgs, isa: Isa, device: Device) -> Result<Files, CliError> {
+        let (mut model, text) = match &args.model {
             Some(dir) => {
                 check_folder(dir)?;
-                Files { model: ModelFiles::open(dir)?, text: TextFiles::read(dir)? }
+                (ModelFiles::open(dir)?, TextFiles::read(dir)?)
             }
             None => embedded()?,
         };
-        files.model.spec.quantize = args.weights.quantization();
-        args.precision.apply(&mut files.model.spec, isa);
-        Ok(files)
+        let device = OpenDevice::open(device).map_err(EngineError::from)?;
+        let has_bf16 = isa.has_bf16() || device.kind() == Device::Cuda;
+        model.spec.quantize = args.weights.quantization();
+        args.precision.apply(&mut model.spec, has_bf16);
+        Ok(Files { model, text, device })
     }
 
     /// The tokenizer, if the model has one.
@@ -57,8 +74,12 @@ impl Files {
         mut progress: Progress,
         prepare: impl FnOnce(&EngineLimits) -> Result<T, CliError>,
     ) -> Result<(Engine, T), CliError> {
-        let config = calibrated(config, &self.model, isa);
+        let config = match self.device.kind() {
+            Device::Cpu => calibrated(config, &self.model, isa),
+            _ => config,
+        };
         let builder = Engine::builder(self.model).tokenizer(tokenizer).isa(isa).config(config);
+        let builder = builder.on(self.device).on_warning(|warning| eprintln!("note: {warning}"));
         let bar = progress.bar.clone();
         let mut builder = builder.on_load(move |done, total| progress.show(done, total));
         let prepared = prepare(&builder.limits()?)?;
@@ -136,12 +157,12 @@ pub fn loading_bar(quiet: bool) -> (ProgressBar, impl FnMut(usize, usize)) {
 }
 
 #[cfg(feature = "embedded-model")]
-fn embedded() -> Result<Files, CliError> {
-    Ok(Files { model: ModelFiles::embedded()?, text: TextFiles::embedded() })
+fn embedded() -> Result<(ModelFiles, TextFiles), CliError> {
+    Ok((ModelFiles::embedded()?, TextFiles::embedded()))
 }
 
 #[cfg(not(feature = "embedded-model"))]
-fn embedded() -> Result<Files, CliError> {
+fn embedded() -> Result<(ModelFiles, TextFiles), CliError> {
     Err(CliError::NoModel)
 }
 

@@ -41,7 +41,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 model not loadable or not supported, \
-4 not enough memory, 5 address in use, 74 no listening there, 75 answers cut short, 130 interrupted.
+4 not enough memory or no device, 5 address in use, 74 no listening there, 75 answers cut short, \
+130 interrupted.
 
 DELTAPOOL_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16 forces an instruction set.";
 

@@ -59,7 +59,7 @@ pub fn run(args: &ScoreArgs, isa: Isa) -> Result<(), CliError> {
     }
     let (loading, mut show) = loading_bar(args.common.quiet);
     let cpu = (isa, args.common.threads());
-    let scorer = Scorer::new(&files.model, cpu, tokens.len(), &mut show);
+    let scorer = Scorer::on(files.device, &files.model, cpu, tokens.len(), &mut show);
     loading.finish_and_clear();
     let mut scorer = scorer?;
     let cancel = Arc::new(AtomicBool::new(false));

@@ -32,7 +32,8 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
     if !quiet {
         settings.notes.iter().for_each(|note| eprintln!("{note}"));
     }
-    let (config, limits) = (args.server()?, args.limits()?);
+    let config = args.server()?;
+    args.limits(args.common.device)?;
     if args.print_config {
         return print(&settings.to_string());
     }
@@ -42,6 +43,7 @@ pub fn run(args: &ServeArgs, isa: Isa) -> Result<(), CliError> {
     server::probe(&bind).map_err(listen)?;
     let mut port_file = args.port_file()?;
     let mut files = Files::open(&args.common, isa)?;
+    let limits = args.limits(files.device.kind())?;
     let tokenizer = files.tokenizer()?.ok_or(TextError::NoTokenizer)?;
     let model = model::served(args, &mut files, tokenizer.clone())?;
     let progress = Progress::bar_or_lines(quiet);

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use kernels::{Compute, Cpu, Isa, KvDtype, Quantization};
+use kernels::{Compute, Isa, KvDtype, Quantization};
 use state_pool::{PoolLayout, StatePool, Tier};
 
 use super::constraint::Grammars;
 use super::core::Core;
+use super::device::{AnyExecutor, OpenDevice, cpu_executor};
 use super::door::Door;
 use super::executor::{CpuExecutor, Executor};
 use super::limits::EngineLimits;
 use super::{Engine, EngineError, probe};
-use crate::config::{EngineConfig, MAX_GHOST_TOKENS, Preempt};
-use crate::models::{Model, ModelFiles};
+use crate::config::{Device, EngineConfig, MAX_GHOST_TOKENS, Preempt};
+use crate::models::ModelFiles;
 use crate::scheduler::{Cost, Limits, LongReserve, Placement, Reuse, Scheduler};
 use crate::text::Tokenizer;
 
@@ -24,7 +25,10 @@ pub struct EngineBuilder<'p> {
     /// Derived once: what is free changes while we look.
     limits: Option<EngineLimits>,
     isa: Isa,
+    /// Opened once, before the limits are derived.
+    device: Option<OpenDevice>,
     progress: Box<dyn FnMut(usize, usize) + Send + 'p>,
+    warn: Box<dyn FnMut(&str) + Send + 'p>,
 }
 
 impl<'p> EngineBuilder<'p> {
@@ -35,7 +39,9 @@ impl<'p> EngineBuilder<'p> {
             config: EngineConfig::default(),
             limits: None,
             isa: Isa::best(),
+            device: None,
             progress: Box::new(|_, _| {}),
+            warn: Box::new(|_| {}),
         }
     }
 
@@ -49,6 +55,20 @@ impl<'p> EngineBuilder<'p> {
     pub fn config(mut self, config: EngineConfig) -> Self {
         self.config = config;
         self.limits = None;
+        self
+    }
+
+    /// Where it is computed, as [`EngineConfig::device`] says; on the processor unless told
+    /// otherwise.
+    pub fn device(mut self, device: Device) -> Self {
+        self.config.device = device;
+        (self.device, self.limits) = (None, None);
+        self
+    }
+
+    /// A device that is open already, whatever the config says.
+    pub fn on(mut self, device: OpenDevice) -> Self {
+        (self.device, self.limits) = (Some(device), None);
         self
     }
 
@@ -88,6 +108,12 @@ impl<'p> EngineBuilder<'p> {
         self
     }
 
+    /// Who hears, while it is built, what works and is not as it should be.
+    pub fn on_warning(mut self, warn: impl FnMut(&str) + Send + 'p) -> Self {
+        self.warn = Box::new(warn);
+        self
+    }
+
     /// What the engine will work within, before any weight is loaded. [`EngineBuilder::build`]
     /// keeps to it.
     ///
@@ -97,22 +123,41 @@ impl<'p> EngineBuilder<'p> {
         if let Some(limits) = &self.limits {
             return Ok(limits.clone());
         }
-        let limits = EngineLimits::of_machine(&self.files, &self.config)?;
+        let device = match self.device.take() {
+            Some(device) => device,
+            None => OpenDevice::open(self.config.device)?,
+        };
+        let device = self.device.insert(device);
+        let limits = device.limits(&self.files, &self.config)?;
         Ok(self.limits.insert(limits).clone())
     }
 
     /// Loads the weights and starts the engine's thread.
     ///
     /// # Errors
-    /// A limit that cannot work, more memory than there is, or weights that cannot be loaded.
+    /// A device that is not there, a limit that cannot work, more memory than there is, or weights
+    /// that cannot be loaded.
     pub fn build(mut self) -> Result<Engine, EngineError> {
         let limits = self.limits()?;
-        let core = self.core(&limits, |executor| executor)?;
-        Engine::start(limits, core).map_err(EngineError::Threads)
+        Engine::start(limits, self.build_loop()?).map_err(EngineError::Threads)
     }
 
-    /// Loads the weights and makes the engine's loop without its thread, over an executor that
-    /// `wrap` makes of the real one: for tests, which step it themselves.
+    /// Loads the weights and makes the engine's loop without its thread: for who steps it.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`].
+    pub fn build_loop(mut self) -> Result<Core<AnyExecutor>, EngineError> {
+        let limits = self.limits()?;
+        let device = self.device.take().expect("limits are of an open device");
+        let made = device.executor(&self.files, (&limits, self.isa), &mut self.progress)?;
+        let (executor, warning) = made;
+        warning.into_iter().for_each(|warning| (self.warn)(&warning));
+        let cost = self.cost(executor.cpu(), &limits)?;
+        Ok(self.core(&limits, cost, executor))
+    }
+
+    /// As [`EngineBuilder::build_loop`], on the processor, over an executor that `wrap` makes of
+    /// the real one.
     ///
     /// # Errors
     /// As [`EngineBuilder::build`].
@@ -120,17 +165,14 @@ impl<'p> EngineBuilder<'p> {
         mut self,
         wrap: impl FnOnce(CpuExecutor) -> E,
     ) -> Result<Core<E>, EngineError> {
+        self = self.on(OpenDevice::Cpu);
         let limits = self.limits()?;
-        self.core(&limits, wrap)
+        let executor = cpu_executor(&self.files, (&limits, self.isa), &mut self.progress)?;
+        let cost = self.cost(Some(&executor), &limits)?;
+        Ok(self.core(&limits, cost, wrap(executor)))
     }
 
-    fn core<E: Executor>(
-        mut self,
-        limits: &EngineLimits,
-        wrap: impl FnOnce(CpuExecutor) -> E,
-    ) -> Result<Core<E>, EngineError> {
-        let model = Model::new(&self.files, self.files.load(&mut self.progress)?)?;
-        let (cost, executor) = self.executor(model, limits)?;
+    fn core<E: Executor>(self, limits: &EngineLimits, cost: Cost, executor: E) -> Core<E> {
         let (config, longest, grid) =
             (&limits.config, limits.max_model_len, self.files.spec.grid());
         let rules = scheduler_limits(config, &limits.device, longest, grid, cost);
@@ -138,42 +180,33 @@ impl<'p> EngineBuilder<'p> {
         let device = StatePool::new(Tier::Device, limits.device.clone());
         let host = StatePool::new(Tier::Host, limits.host.clone());
         let scheduler = Scheduler::new(door.limits.clone(), device, host);
-        let mut core = Core::new(Arc::new(door), scheduler, wrap(executor));
+        let mut core = Core::new(Arc::new(door), scheduler, executor);
         if let Some(time) = limits.config.slo_itl {
             core.hold_steps_to(time);
         }
-        Ok(core)
+        core
     }
 
-    /// The executor, and what `--preempt auto` weighs, measured where nobody gave it.
-    fn executor(
-        &self,
-        model: Model,
-        limits: &EngineLimits,
-    ) -> Result<(Cost, CpuExecutor), EngineError> {
-        let config = &self.config;
-        let mut cpu = Cpu::new(self.isa, config.threads).map_err(EngineError::Threads)?;
-        // The probe is to compute as the model will.
-        cpu.compute = model.spec().compute;
+    /// What `--preempt auto` weighs, measured on the processor where nobody gave it.
+    fn cost(&self, on: Option<&CpuExecutor>, limits: &EngineLimits) -> Result<Cost, EngineError> {
+        let config = &limits.config;
         // Only a host with memory leaves a choice.
-        let measures = config.preempt == Preempt::Auto && limits.host.pages > 0;
-        let link = match config.link_bytes_per_second {
-            None if measures => probe::link_bytes_per_second()?,
-            given => given.unwrap_or(f64::INFINITY),
+        let measured = on.filter(|_| config.preempt == Preempt::Auto && limits.host.pages > 0);
+        let link = match (config.link_bytes_per_second, measured) {
+            (None, Some(_)) => probe::link_bytes_per_second()?,
+            (given, _) => given.unwrap_or(f64::INFINITY),
         };
-        let prefill = match config.prefill_tokens_per_second {
-            None if measures => probe::prefill_tokens_per_second(&cpu, model.spec())?,
-            given => given.unwrap_or(f64::INFINITY),
+        let prefill = match (config.prefill_tokens_per_second, measured) {
+            (None, Some(on)) => probe::prefill_tokens_per_second(on.cpu(), on.model().spec())?,
+            (given, _) => given.unwrap_or(f64::INFINITY),
         };
-        let cost = Cost {
+        Ok(Cost {
             slot_bytes: limits.device.slot_bytes,
             block_bytes: limits.device.block_bytes,
             link_bytes_per_second: link,
             tokens_per_second: prefill,
             pair_seconds: config.pair_seconds.unwrap_or(0.0),
-        };
-        let executor = limits.executor(cpu, model)?;
-        Ok((cost, executor))
+        })
     }
 
     fn door(&self, limits: Limits, engine: &EngineLimits) -> Door {

@@ -166,19 +166,27 @@ impl<E: Executor> Core<E> {
     /// Ends a request: each of its unfinished answers ends as cancelled, in the events of the next
     /// [`Core::step`]. An unknown name is nothing.
     pub fn cancel(&mut self, id: RequestId) {
-        for sequence in self.requests.remove(&id).unwrap_or_default() {
-            if let Some(record) = self.records.remove(&sequence) {
-                let last = record.event();
-                self.finish(sequence, record, FinishReason::Cancelled, last);
-            }
-        }
+        self.end(id, &FinishReason::Cancelled);
     }
 
     /// Ends all requests, as [`Core::cancel`] does one.
     pub fn cancel_all(&mut self) {
+        self.end_all(&FinishReason::Cancelled);
+    }
+
+    fn end(&mut self, id: RequestId, reason: &FinishReason) {
+        for sequence in self.requests.remove(&id).unwrap_or_default() {
+            if let Some(record) = self.records.remove(&sequence) {
+                let last = record.event();
+                self.finish(sequence, record, reason.clone(), last);
+            }
+        }
+    }
+
+    fn end_all(&mut self, reason: &FinishReason) {
         let mut ids: Vec<RequestId> = self.requests.keys().copied().collect();
         ids.sort_unstable();
-        ids.into_iter().for_each(|id| self.cancel(id));
+        ids.into_iter().for_each(|id| self.end(id, reason));
     }
 
     /// Parks those answers of a request that run; see [`Scheduler::park`].
@@ -198,6 +206,11 @@ impl<E: Executor> Core<E> {
     /// Gives all that is kept for later requests back.
     pub fn clear_prefix_cache(&mut self) {
         self.scheduler.clear_prefix_cache();
+    }
+
+    /// Why the executor is of no use any more, once that is so: every request fails then.
+    pub fn fault(&self) -> Option<&str> {
+        self.executor.fault()
     }
 
     /// Whether nothing is left to do or to tell.
@@ -279,8 +292,9 @@ impl<E: Executor> Core<E> {
             self.note_occupancy();
             self.scheduler.commit(plan, &report);
             let now = self.executor.now();
-            for sample in report.sampled {
-                self.take_token(sample, now);
+            match self.executor.fault().map(str::to_owned) {
+                None => report.sampled.into_iter().for_each(|sample| self.take_token(sample, now)),
+                Some(fault) => self.end_all(&FinishReason::Failed(fault)),
             }
             record.duration = self.executor.now().saturating_sub(start);
             if let (Some(control), Some(load)) = (&mut self.control, load) {

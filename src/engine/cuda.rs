@@ -16,7 +16,7 @@ use super::sampler::Sampler;
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::models::cuda::{CudaModel, Most};
 use crate::models::{Batch, LogitSource, ModelFiles, ModelWeights};
-use crate::scheduler::{Direction, StepReport, TransferId};
+use crate::scheduler::{Direction, SampledToken, StepReport, TransferId};
 
 /// Runs batches on a CUDA device. Owns the model and the arenas of both tiers.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub struct CudaExecutor {
     /// Copies between the tiers that are under way.
     transfers: Vec<(TransferId, Transfer)>,
     start: Instant,
+    /// What the device said when it failed: nothing that it holds can be trusted then.
+    fault: Option<String>,
 }
 
 impl CudaExecutor {
@@ -50,7 +52,8 @@ impl CudaExecutor {
         model.test_graphs(&mut arena)?;
         let (host, not_pinned) = HostArena::new(model.cuda(), host_bytes, pinned_budget)?;
         let (sampler, transfers, start) = (Sampler::new(), Vec::new(), Instant::now());
-        Ok((CudaExecutor { model, arena, host, sampler, transfers, start }, not_pinned))
+        let fault = None;
+        Ok((CudaExecutor { model, arena, host, sampler, transfers, start, fault }, not_pinned))
     }
 
     /// The model it runs.
@@ -61,6 +64,14 @@ impl CudaExecutor {
     /// The model it runs, to turn its graphs off.
     pub fn model_mut(&mut self) -> &mut CudaModel {
         &mut self.model
+    }
+
+    /// Runs `batch` and returns its logits, `[sources][vocab_size]`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn forward(&mut self, batch: &Batch) -> Result<&[f32], CudaError> {
+        self.model.forward(batch, &mut self.arena)
     }
 
     fn run(
@@ -123,16 +134,48 @@ impl CudaExecutor {
 }
 
 impl Executor for CudaExecutor {
-    /// # Panics
-    /// When the device fails: nothing that it holds can be trusted then. The engine ends its
-    /// requests as failed.
     fn step(&mut self, batch: &Batch, jobs: Vec<Job>, draws: &[PlannedDraw<'_>]) -> StepReport {
         assert!(batch.compare.is_none(), "states on a device are not audited");
         assert!(jobs.iter().all(|job| job.packed.is_none()), "states of a device are not packed");
-        self.run(batch, jobs, draws).unwrap_or_else(|error| panic!("{error}"))
+        // A step that fails reports none of its transfers itself.
+        let under_way = self.transfers.iter().map(|(id, _)| *id);
+        let transfers: Vec<TransferId> = under_way.chain(jobs.iter().map(|job| job.id)).collect();
+        if self.fault.is_none() {
+            match self.run(batch, jobs, draws) {
+                Ok(report) => return report,
+                Err(error) => self.fault = Some(error.to_string()),
+            }
+        }
+        self.transfers.clear();
+        let reason = self.fault.as_deref().unwrap_or_default();
+        failed(reason, transfers, batch.scores.len(), draws)
     }
 
     fn now(&self) -> Duration {
         self.start.elapsed()
+    }
+
+    fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+}
+
+/// The report of a step in which nothing was done.
+fn failed(
+    reason: &str,
+    transfers: Vec<TransferId>,
+    scores: usize,
+    draws: &[PlannedDraw<'_>],
+) -> StepReport {
+    let failed = |draw: &PlannedDraw<'_>| SampledToken {
+        sequence: draw.sequence,
+        drawn: Err(reason.to_owned()),
+        logprobs: None,
+    };
+    StepReport {
+        sampled: draws.iter().map(failed).collect(),
+        scored: (0..scores).map(|_| Err(reason.to_owned())).collect(),
+        failed: transfers,
+        ..StepReport::default()
     }
 }

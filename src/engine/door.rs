@@ -44,6 +44,9 @@ pub enum SubmitError {
     /// The engine finishes what it has and takes nothing more.
     #[error("the engine is draining and takes no more requests")]
     Draining,
+    /// The device failed, and nothing more can be computed.
+    #[error("{0}")]
+    Failed(String),
     /// The engine's thread has ended.
     #[error("the engine has stopped")]
     Stopped,

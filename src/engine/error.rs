@@ -5,6 +5,7 @@ use std::io;
 use kernels::ArenaError;
 use state_pool::LayoutError;
 
+use super::device::DeviceError;
 use crate::config::InvalidLimit;
 use crate::models::ModelError;
 use crate::request::InvalidParam;
@@ -38,6 +39,9 @@ pub enum EngineError {
         /// What would work.
         advice: String,
     },
+    /// What it is to be computed on is not there, or failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The model's weights.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -21,6 +21,12 @@ pub trait Executor {
 
     /// Time on its clock, which never goes back: all durations that the engine tells are of it.
     fn now(&self) -> Duration;
+
+    /// Why it is of no use any more, once that is so. What its steps report is worth nothing from
+    /// then on, but they end: every draw with an error, every transfer as failed.
+    fn fault(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// A draw from a row of a batch's logits.

@@ -10,10 +10,45 @@ use crate::config::{
     CheckpointDtype, EngineConfig, InvalidLimit, LEAST_MAX_NUM_BATCHED_TOKENS, MemorySize, Policy,
     available_memory,
 };
+#[cfg(feature = "cuda")]
+use crate::models::cuda::{CudaModel, Most};
 use crate::models::layout::StateLayout;
 use crate::models::spec::ModelSpec;
 use crate::models::{Model, ModelFiles, Workspace};
 use crate::scheduler::limits::device_tokens;
+
+/// Memory that the weights leave, in bytes, where that is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FreeMemory {
+    /// Both tiers and what computes are in one memory.
+    Shared(Option<usize>),
+    /// The device has its own, and the host tier is in the system's.
+    #[cfg(feature = "cuda")]
+    Apart {
+        /// Of the device.
+        device: usize,
+        /// Of the system.
+        host: Option<usize>,
+    },
+}
+
+impl FreeMemory {
+    fn of_device(self) -> Option<usize> {
+        match self {
+            FreeMemory::Shared(free) => free,
+            #[cfg(feature = "cuda")]
+            FreeMemory::Apart { device, .. } => Some(device),
+        }
+    }
+
+    fn of_host(self) -> Option<usize> {
+        match self {
+            FreeMemory::Shared(free) => free,
+            #[cfg(feature = "cuda")]
+            FreeMemory::Apart { host, .. } => host,
+        }
+    }
+}
 
 /// Parked sequences of a model without recurrent layers, whose slots have no bytes.
 const MOST_PARKED: usize = 1 << 20;
@@ -50,6 +85,15 @@ impl EngineLimits {
         config: &EngineConfig,
         free: Option<usize>,
     ) -> Result<EngineLimits, EngineError> {
+        EngineLimits::derive_in(spec, config, FreeMemory::Shared(free))
+    }
+
+    /// As [`EngineLimits::derive`], with the memory of each tier.
+    pub(super) fn derive_in(
+        spec: &ModelSpec,
+        config: &EngineConfig,
+        free: FreeMemory,
+    ) -> Result<EngineLimits, EngineError> {
         config.check()?;
         let (model, context) = (Model::layout_of(spec), spec.context);
         let max_num_seqs = config.max_num_seqs();
@@ -59,7 +103,7 @@ impl EngineLimits {
         }
         // A fork may read a slot of no bytes beside the one it writes.
         let sizes = |bytes| tier_sizes(&model, bytes, 2 * max_num_seqs);
-        let device = match bytes(config.device_memory, free, "--device-memory")? {
+        let device = match bytes(config.device_memory, free.of_device(), "--device-memory")? {
             Some(bytes) => layout(sizes(bytes), "--device-memory")?,
             None => one_sequence(&model, config.max_model_len.unwrap_or(context))?,
         };
@@ -72,7 +116,7 @@ impl EngineLimits {
             );
             return Err(InvalidLimit::new("--max-model-len", len, reason).into());
         }
-        let host = match bytes(config.host_memory, free, "--host-memory")? {
+        let host = match bytes(config.host_memory, free.of_host(), "--host-memory")? {
             Some(0) | None => device.without_memory(),
             Some(bytes) => {
                 let packed_bytes =
@@ -92,7 +136,11 @@ impl EngineLimits {
             device,
             host,
         };
-        limits.check_memory(spec, free)?;
+        match free {
+            FreeMemory::Shared(free) => limits.check_memory(spec, free)?,
+            #[cfg(feature = "cuda")]
+            FreeMemory::Apart { device, host } => limits.check_apart(spec, device, host)?,
+        }
         Ok(limits)
     }
 
@@ -161,6 +209,48 @@ impl EngineLimits {
             }
         };
         Err(EngineError::Memory { needed, what, available, advice })
+    }
+
+    /// The most that batches of a model on a CUDA device have.
+    #[cfg(feature = "cuda")]
+    pub fn most(&self) -> Most {
+        // Parts of segments take no more than if the sequences shared the device's memory evenly.
+        let even = device_tokens(&self.device).div_ceil(self.max_num_seqs);
+        Most {
+            rows: self.most_rows,
+            sequences: self.max_num_seqs,
+            positions: self.max_model_len,
+            split: even.min(self.max_model_len),
+            // A graph of generated tokens has the logits of all its rows, padding too.
+            logits: self.max_num_seqs.next_multiple_of(8).max(LEAST_MAX_NUM_BATCHED_TOKENS),
+        }
+    }
+
+    /// Refuses limits whose memory is not there, on a device with memory of its own.
+    #[cfg(feature = "cuda")]
+    fn check_apart(
+        &self,
+        spec: &ModelSpec,
+        available: usize,
+        of_host: Option<usize>,
+    ) -> Result<(), EngineError> {
+        let (device, host) = (self.device.arena_bytes(), self.host.arena_bytes());
+        let work = CudaModel::work_bytes(spec, self.most());
+        let needed = device.saturating_add(work);
+        if needed > available {
+            let what = format!("on the CUDA device: sequences {device}, working memory {work}");
+            let advice = match available.checked_sub(work) {
+                Some(left) => format!("give --device-memory {left} bytes, or less"),
+                None => "give --max-num-batched-tokens or --max-num-seqs less".to_owned(),
+            };
+            return Err(EngineError::Memory { needed, what, available, advice });
+        }
+        if let Some(available) = of_host.filter(|available| host > *available) {
+            let what = "on the host: sequences that were pushed out".to_owned();
+            let advice = format!("give --host-memory {available} bytes, or less");
+            return Err(EngineError::Memory { needed: host, what, available, advice });
+        }
+        Ok(())
     }
 
     /// How many sequences of `tokens` tokens run together at most, and which limit says so.

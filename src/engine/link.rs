@@ -147,6 +147,10 @@ impl<E: Executor> Executor for LinkExecutor<E> {
     fn now(&self) -> Duration {
         self.inner.now()
     }
+
+    fn fault(&self) -> Option<&str> {
+        self.inner.fault()
+    }
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ pub mod constraint;
 pub mod core;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device;
 pub mod door;
 mod error;
 pub mod executor;
@@ -61,6 +62,7 @@ use std::time::Duration;
 
 pub use self::core::{EngineStats, RequestId};
 pub use builder::EngineBuilder;
+pub use device::{DeviceError, OpenDevice};
 pub use door::SubmitError;
 pub use error::EngineError;
 pub use handle::{Backlog, Events, Handle};
@@ -119,6 +121,9 @@ impl Engine {
     /// of it.
     pub fn submit(&self, request: impl Into<Arc<Request>>) -> Result<Handle, SubmitError> {
         let request = request.into();
+        if let Some(fault) = self.fault() {
+            return Err(SubmitError::Failed(fault.to_owned()));
+        }
         self.door.check(&request)?;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let seed = request.sampling.seed.unwrap_or_else(random_seed);
@@ -171,6 +176,11 @@ impl Engine {
     pub fn pulse(&self) -> Option<Duration> {
         let runs = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
         runs.then(|| self.desk.silence())
+    }
+
+    /// What the device said when it failed, once it has: every request fails from then on.
+    pub fn fault(&self) -> Option<&str> {
+        self.desk.fault()
     }
 
     /// Prompt tokens to be computed: of prompts that wait, what nothing that is kept covers; of

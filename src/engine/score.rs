@@ -2,16 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kernels::{Cpu, Isa};
+use kernels::Isa;
 use state_pool::{SequenceState, StatePool, Tier};
 
 use super::EngineError;
-use super::executor::CpuExecutor;
-use super::limits::EngineLimits;
+use super::device::{AnyExecutor, OpenDevice};
 use super::lower::lower;
 use super::sampler::{SampleError, refuse_broken};
 use crate::config::{EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS};
-use crate::models::{Model, ModelFiles};
+use crate::models::ModelFiles;
 use crate::request::InvalidParam;
 use crate::scheduler::{Sequence, SequenceId, StepPlan, TokenBudget, Wanted};
 
@@ -21,17 +20,31 @@ const FITS: &str = "the pool was made for this sequence";
 /// Tells how likely texts are.
 #[derive(Debug)]
 pub struct Scorer {
-    executor: CpuExecutor,
+    executor: AnyExecutor,
     pool: StatePool,
     limit: usize,
 }
 
 impl Scorer {
-    /// A scorer of up to `limit` tokens, with memory for as many.
+    /// A scorer on the processor of up to `limit` tokens, with memory for as many.
     ///
     /// # Errors
     /// Too little memory, or weights that cannot be loaded.
     pub fn new(
+        files: &ModelFiles,
+        (isa, threads): (Isa, usize),
+        limit: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Scorer, EngineError> {
+        Scorer::on(OpenDevice::Cpu, files, (isa, threads), limit, progress)
+    }
+
+    /// As [`Scorer::new`], on an open device.
+    ///
+    /// # Errors
+    /// As [`Scorer::new`], and what a CUDA device does not do.
+    pub fn on(
+        device: OpenDevice,
         files: &ModelFiles,
         (isa, threads): (Isa, usize),
         limit: usize,
@@ -42,10 +55,9 @@ impl Scorer {
             threads,
             ..EngineConfig::one_sequence(limit)
         };
-        let limits = EngineLimits::of_machine(files, &config)?;
-        let model = Model::new(files, files.load(progress)?)?;
-        let cpu = Cpu::new(isa, threads).map_err(EngineError::Threads)?;
-        let executor = limits.executor(cpu, model)?;
+        let limits = device.limits(files, &config)?;
+        // There is no host tier to warn of.
+        let (executor, _) = device.executor(files, (&limits, isa), progress)?;
         Ok(Scorer { executor, pool: StatePool::new(Tier::Device, limits.device), limit })
     }
 
@@ -79,7 +91,7 @@ impl Scorer {
         if tokens.len() < 2 {
             return refuse(tokens.len().to_string(), "two or more to score".to_owned());
         }
-        let vocab = self.executor.model().spec().vocab_size;
+        let vocab = self.executor.spec().vocab_size;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
             return refuse(format!("token {id}"), format!("tokens 0 to {}", vocab - 1));
         }
@@ -97,7 +109,7 @@ impl Scorer {
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f64>, EngineError> {
-        let spec = self.executor.model().spec();
+        let spec = self.executor.spec();
         let (vocab, grid) = (spec.vocab_size, spec.grid());
         let mut logprobs = Vec::with_capacity(sequence.tokens().len() - 1);
         let mut plan = StepPlan::default();
@@ -109,7 +121,7 @@ impl Scorer {
             plan.add(sequence, &mut self.pool, &mut budget, grid).expect(FITS);
             plan.spans.iter_mut().for_each(|span| span.wanted = Wanted::All);
             let batch = lower(&plan, |_| sequence, self.pool.layout());
-            let logits = self.executor.forward(&batch);
+            let logits = self.executor.forward(&batch)?;
             let next = &sequence.tokens()[sequence.computed() + 1..];
             let rows = logits.chunks_exact(vocab).zip(next);
             let start = sequence.computed();

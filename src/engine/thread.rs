@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,8 @@ pub(super) struct Desk {
     open: RwLock<bool>,
     /// Prompt tokens of requests that were sent and that the stats do not count yet.
     unseen_tokens: AtomicUsize,
+    /// What the executor said when it failed for good.
+    fault: OnceLock<String>,
     /// When the thread last got on with its work; none while it has none.
     beat: Mutex<Option<Instant>>,
 }
@@ -66,8 +68,14 @@ impl Desk {
             view: Mutex::new(view),
             open: RwLock::new(true),
             unseen_tokens: AtomicUsize::new(0),
+            fault: OnceLock::new(),
             beat: Mutex::new(None),
         }
+    }
+
+    /// Why every request fails, once that is so.
+    pub(super) fn fault(&self) -> Option<&str> {
+        self.fault.get().map(String::as_str)
     }
 
     /// How long the thread has had work and ended no step.
@@ -233,6 +241,10 @@ impl<E: Executor> Loop<E> {
         self.keep_view();
         let before = self.core.last_step().number;
         let events = self.core.step();
+        if let Some(fault) = self.core.fault() {
+            // Before anybody hears of it: who then asks again is told why.
+            self.desk.fault.get_or_init(|| fault.to_owned());
+        }
         self.desk.set_beat(Some(Instant::now()));
         let (stats, last) = (self.core.stats(), self.core.last_step());
         let mut told = self.desk.told();

@@ -224,6 +224,7 @@ impl From<SubmitError> for ApiError {
                 ApiError::value(field, format!("{field}: {}", error.reason))
             }
             SubmitError::Draining => ApiError::draining(),
+            SubmitError::Failed(fault) => ApiError::internal(&fault),
             SubmitError::Stopped => ApiError::internal("the engine has stopped"),
             SubmitError::StopWithoutTokenizer => ApiError::unsupported("stop", error.to_string()),
         }

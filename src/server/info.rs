@@ -45,18 +45,22 @@ pub async fn model(
 
 /// `GET /health`: 200 while the engine gets on with its work.
 pub async fn health(State(app): State<Shared>) -> Result<Json<Value>, ApiError> {
-    let unhealthy = |message: &str| {
-        let status = StatusCode::SERVICE_UNAVAILABLE;
-        Err(ApiError::new(status, "unavailable_error", "unhealthy", message))
-    };
+    if let Some(fault) = app.engine.fault() {
+        return Err(unhealthy(fault));
+    }
     match app.engine.pulse() {
-        None => unhealthy("the engine has stopped"),
+        None => Err(unhealthy("the engine has stopped")),
         Some(silence) if silence > app.config.stall_timeout => {
             let seconds = silence.as_secs();
-            unhealthy(&format!("the engine has had work for {seconds} s and ended no step"))
+            Err(unhealthy(&format!("the engine has had work for {seconds} s and ended no step")))
         }
         Some(_) => Ok(Json(json!({ "status": "ok" }))),
     }
+}
+
+fn unhealthy(message: &str) -> ApiError {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    ApiError::new(status, "unavailable_error", "unhealthy", message)
 }
 
 /// `GET /ready`: 200 when requests are taken; with `?strict=1` only when none waits.
@@ -66,6 +70,9 @@ pub async fn ready(
 ) -> Result<Json<Value>, ApiError> {
     if app.phase() != Phase::Open {
         return Err(ApiError::draining());
+    }
+    if let Some(fault) = app.engine.fault() {
+        return Err(unhealthy(fault));
     }
     let answers = app.answers();
     let waits = app.engine.stats().occupancy.waiting;

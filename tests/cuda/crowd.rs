@@ -25,7 +25,13 @@ struct Crowd {
 
 impl Crowd {
     fn new(device: &Device, files: &ModelFiles) -> Crowd {
-        let most = Most { rows: 16, sequences: 11, positions: BLOCKS * BLOCK_LEN, logits: 16 };
+        let most = Most {
+            rows: 16,
+            sequences: 11,
+            positions: BLOCKS * BLOCK_LEN,
+            split: BLOCKS * BLOCK_LEN,
+            logits: 16,
+        };
         let weights = files.load_rows(&mut |_, _| {}).expect("it loads");
         let model = CudaModel::new(open(device), files, weights, most).expect("there is room");
         // Values as f32, and in pairs as bf16.

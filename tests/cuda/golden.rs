@@ -21,7 +21,13 @@ const LAST: usize = 8;
 
 /// Logits of the last rows of the prompt, then of all tokens of the answer but the last.
 fn logits(device: &Device, files: &ModelFiles, golden: &Tensors) -> Vec<f32> {
-    let most = Most { rows: PROMPT, sequences: 1, positions: PROMPT + ANSWER, logits: LAST };
+    let most = Most {
+        rows: PROMPT,
+        sequences: 1,
+        positions: PROMPT + ANSWER,
+        split: PROMPT + ANSWER,
+        logits: LAST,
+    };
     let weights = files.load_rows(&mut |_, _| {}).expect("it loads");
     let mut model = CudaModel::new(open(device), files, weights, most).expect("there is room");
     let (slot, block) = (model.layout().slot_bytes, model.layout().block_bytes);

@@ -263,7 +263,7 @@ fn new_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, CudaError> 
     context.new_stream().named("making a stream")
 }
 
-fn driver_version() -> Result<i32, CudaError> {
+pub(super) fn driver_version() -> Result<i32, CudaError> {
     let mut version = 0;
     // SAFETY: writes one number to where it is told.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().named("asking for the version")?;

@@ -45,6 +45,7 @@ pub mod moe;
 pub mod rows;
 pub mod sampling;
 mod spans;
+mod survey;
 
 pub use device::{Cuda, Graph, Options, Properties};
 pub use error::CudaError;
@@ -54,3 +55,4 @@ pub use memory::{
 };
 pub use module::{Compiled, SOURCES, Source, arch_of, compile, default_cache};
 pub use spans::{Capacity, DeviceSpans, Slots, Step, StepTable};
+pub use survey::{KernelsFrom, Survey, Surveyed, survey};

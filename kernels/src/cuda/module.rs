@@ -34,6 +34,13 @@ pub struct Source {
     fatbin: &'static [u8],
 }
 
+impl Source {
+    /// Whether the program carries its compiled kernels.
+    pub fn is_carried(&self) -> bool {
+        !self.fatbin.is_empty()
+    }
+}
+
 /// Every kernel file.
 pub static SOURCES: &[Source] = &include!(concat!(env!("OUT_DIR"), "/cuda_sources.rs"));
 
@@ -111,7 +118,7 @@ impl Modules {
 
     /// The code of a file for this device.
     fn image(&self, source: &Source) -> Result<Vec<u8>, CudaError> {
-        if !source.fatbin.is_empty() && !self.compile {
+        if source.is_carried() && !self.compile {
             return Ok(source.fatbin.to_vec());
         }
         // SAFETY: loads the compiler's library, which runs no code of ours.
@@ -216,14 +223,14 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, cudarc::nvrtc::re
 }
 
 /// All that an image depends on.
-struct Key {
+pub(super) struct Key {
     name: &'static str,
     arch: String,
     text: Vec<u8>,
 }
 
 impl Key {
-    fn new(source: &Source, arch: &str) -> Key {
+    pub fn new(source: &Source, arch: &str) -> Key {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there; two numbers are written to where it is told.
         let asked = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
@@ -234,12 +241,12 @@ impl Key {
         Key { name: source.name, arch: arch.into(), text: text.into_bytes() }
     }
 
-    fn file_name(&self) -> String {
+    pub fn file_name(&self) -> String {
         format!("{}-{}-{:016x}.cubin", self.name, self.arch, hash(&self.text))
     }
 
     /// The image kept at `path`, if it is whole and was made from the same.
-    fn read(&self, path: &Path) -> Option<Vec<u8>> {
+    pub fn read(&self, path: &Path) -> Option<Vec<u8>> {
         let bytes = fs::read(path).ok()?;
         let image = bytes.strip_prefix(self.head().as_slice())?;
         let (image, sum) = image.split_last_chunk::<8>()?;

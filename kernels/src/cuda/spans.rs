@@ -193,6 +193,13 @@ impl Capacity {
     }
 }
 
+impl Capacity {
+    /// Bytes of a table on the device.
+    pub fn bytes(&self) -> usize {
+        self.layout().end
+    }
+}
+
 impl StepTable {
     /// A table for steps of at most `capacity`.
     ///

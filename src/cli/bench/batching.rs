@@ -21,7 +21,7 @@ use crate::cli::loading::{Files, bar, loading_bar};
 use crate::cli::output::{JsonTarget, is_writable, print};
 use crate::config::{Batching, EngineConfig, MemorySize};
 use crate::engine::core::Core;
-use crate::engine::executor::CpuExecutor;
+use crate::engine::device::AnyExecutor;
 use crate::engine::{Engine, RequestId};
 use crate::request::Request;
 use crate::simulate::Lengths;
@@ -146,8 +146,8 @@ fn finish(bar: &ProgressBar, [fixed, joined]: &[Vec<Round>; 2]) -> Result<(), Cl
     }
 }
 
-fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<CpuExecutor>, CliError> {
-    let files = Files::open(&args.common, isa)?.model;
+fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<AnyExecutor>, CliError> {
+    let Files { model: files, device, .. } = Files::open(&args.common, isa)?;
     let longest = PROMPT_TOKENS + MOST_MEANS * args.mean_tokens;
     let (mean, context) = (args.mean_tokens, files.spec.context);
     if longest > context {
@@ -170,7 +170,8 @@ fn core(args: &BatchingArgs, isa: Isa, batching: Batching) -> Result<Core<CpuExe
         ..EngineConfig::default()
     };
     let (loading, show) = loading_bar(args.common.quiet);
-    let core = Engine::builder(files).isa(isa).config(config).on_load(show).build_core(|e| e);
+    let builder = Engine::builder(files).isa(isa).config(config).on(device).on_load(show);
+    let core = builder.build_loop();
     loading.finish_and_clear();
     core.map_err(|error| advise(error).into())
 }
@@ -184,7 +185,7 @@ fn lengths(args: &BatchingArgs) -> Vec<usize> {
 
 /// All requests at once, until the last has its answer.
 fn run_round(
-    core: &mut Core<CpuExecutor>,
+    core: &mut Core<AnyExecutor>,
     lens: &[usize],
     seed: u64,
     round: usize,

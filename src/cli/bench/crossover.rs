@@ -199,7 +199,7 @@ fn measured(args: &CrossoverArgs, isa: Isa) -> Result<Report, CliError> {
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let files = Files::open(common, isa)?.model;
+    let files = Files::open_on_cpu(common, isa)?.model;
     let layout = Model::layout_of(&files.spec);
     let vocab_size = files.spec.vocab_size;
     let (lengths, config) = plan(args, &files)?;

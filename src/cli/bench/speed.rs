@@ -16,7 +16,9 @@ use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, is_shown, loading_bar};
 use crate::cli::output::{JsonTarget, print};
-use crate::config::{DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, MOST_THREADS, MemorySize};
+use crate::config::{
+    DEFAULT_MAX_NUM_BATCHED_TOKENS, Device, EngineConfig, MOST_THREADS, MemorySize,
+};
 use crate::engine::{Engine, EngineError, EngineLimits};
 use crate::models::{ModelFiles, WeightBytes};
 use case::{Case, MOST_SEQUENCES, step_tokens};
@@ -116,16 +118,22 @@ fn run(
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let files = Files::open(common, isa)?.model;
+    let Files { model: files, device, .. } = Files::open(common, isa)?;
+    if args.roofline && device.kind() != Device::Cpu {
+        let message = "--roofline: only operators of the processor are held against its limits; \
+                       use --device cpu";
+        return Err(CliError::Usage(message.to_owned()));
+    }
+    let on = device.kind();
     let (compute, kv_dtype) = (files.spec.compute, files.spec.kv_dtype);
     let all_rounds = rounds + usize::from(args.roofline);
     check_context(cases, all_rounds, files.spec.context)?;
     let weights = files.weight_bytes()?.unwrap_or(WeightBytes { stored: 0, held: 0 });
     let config = config(&files, (cases, step_tokens), all_rounds, threads)?;
     let (loading, show) = loading_bar(common.quiet);
-    let mut builder = Engine::builder(files).isa(isa).config(config).on_load(show);
+    let mut builder = Engine::builder(files).isa(isa).config(config).on(device).on_load(show);
     let limits = builder.limits().map_err(advise)?;
-    let core = builder.build_core(|executor| executor);
+    let core = builder.build_loop();
     loading.finish_and_clear();
     let mut driver = Driver::new(core?);
     let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len} rounds");
@@ -154,6 +162,7 @@ fn run(
         bench,
         model,
         machine: Machine::this(isa),
+        device: on.as_str(),
         threads,
         rounds,
         max_num_batched_tokens: step_tokens,

@@ -15,7 +15,7 @@ use super::values::{
 use crate::cli::CliError;
 use crate::cli::common::CommonArgs;
 use crate::cli::limits::{EngineArgs, at_least_one_token};
-use crate::config::EngineConfig;
+use crate::config::{Device, EngineConfig};
 use crate::engine::EngineError;
 use crate::server::{Bind, ServerConfig};
 
@@ -64,7 +64,7 @@ over --config, which wins over the default. In the file, keys may stand at the t
 SIGTERM and Ctrl-C let running answers end, within --shutdown-timeout; a second one cuts them.
 
 Exit codes: 0 all was answered, 1 failed, 2 wrong usage, 3 model not loadable or not supported,
-4 not enough memory, 5 address in use, 74 no listening there, 75 answers cut short.";
+4 not enough memory or no device, 5 address in use, 74 no listening there, 75 answers cut short.";
 
 /// Where a server listens.
 #[derive(Debug, Args)]
@@ -269,12 +269,12 @@ impl ServeArgs {
         })
     }
 
-    /// What the engine is told of it.
+    /// What the engine is told of it, on `device`.
     ///
     /// # Errors
     /// A limit that cannot work, whatever the model and the machine.
-    pub fn limits(&self) -> Result<EngineConfig, CliError> {
-        let config = self.engine.config(self.common.threads());
+    pub fn limits(&self, device: Device) -> Result<EngineConfig, CliError> {
+        let config = self.engine.config(self.common.threads(), device);
         let checked = config.check().map_err(|limit| CliError::from(EngineError::from(limit)));
         checked.map_err(|error| self.settings.located(error))?;
         Ok(config)

@@ -51,7 +51,7 @@ const PROXY: &str = "a reverse proxy does that";
 const PARSER: &str = "the parser follows from the model";
 const METRICS: &str = "figures are always served, at /metrics";
 const WEIGHTS: &str = "use --quantize q8 or q4, which need no prepared weights";
-const CPU: &str = "the weights stay in memory, and the processor computes";
+const WHOLE: &str = "all weights are in one memory: that of --device cpu, or of --device cuda";
 
 /// All of them.
 const TABLE: &[Spelling] = &[
@@ -65,16 +65,18 @@ const TABLE: &[Spelling] = &[
     row(&["--gpu-memory-utilization"], Refused(MEMORY)),
     row(&["--num-gpu-blocks-override"], Refused(MEMORY)),
     row(&["--swap-space", "--kv-offloading-size"], Refused(HOST)),
-    row(&["--cpu-offload-gb"], Only(&["0"], CPU)),
+    row(&["--cpu-offload-gb"], Only(&["0"], WHOLE)),
     row(&["--mamba-block-size"], Refused(PLACES)),
     row(&["--mamba-cache-mode"], Refused("states are always kept; --no-prefix-cache keeps none")),
-    row(&["--mamba-ssm-cache-dtype"], Only(&["auto", "float32"], "running states are f32")),
+    row(
+        &["--mamba-ssm-cache-dtype"],
+        Only(&["auto", "float32"], "running states are f32, see --state-dtype"),
+    ),
     row(&["--allowed-origins"], Refused("use --cors-origin, once for each")),
     row(&["--kv-cache-dtype"], Only(&["auto"], "use --kv-dtype f32 or bf16")),
     row(&["--dtype"], Only(&["auto"], "use --compute f32 or bf16")),
     row(&["--quantization"], Refused(WEIGHTS)),
     row(&["--load-format"], Only(&["auto", "safetensors"], "weights are safetensors")),
-    row(&["--device"], Only(&["auto", "cpu"], CPU)),
     row(&["--runner"], Only(&["auto", "generate"], "models generate, nothing else")),
     row(&["--task"], Only(&["auto", "generate"], "models generate, nothing else")),
     row(&["--disable-log-stats"], Refused("use --status-every 0")),
@@ -123,7 +125,7 @@ const TABLE: &[Spelling] = &[
     row(&["--ctx-size", "-c"], Refused(CONTEXT)),
     row(&["--parallel", "-np"], Refused(SEQUENCES)),
     row(&["--batch-size", "-b", "--ubatch-size", "-ub"], Refused(STEP)),
-    row(&["--n-gpu-layers", "--gpu-layers", "-ngl", "--fit"], Refused(CPU)),
+    row(&["--n-gpu-layers", "--gpu-layers", "-ngl", "--fit"], Refused(WHOLE)),
     row(&["--ctx-checkpoints", "--cache-ram"], Refused(HOST)),
     row(&["--checkpoint-min-step"], Refused(PLACES)),
     row(

@@ -8,6 +8,7 @@
 //! forward    upload -> layers of `network` | graph of `graphs` -> logits
 //! ```
 
+mod bytes;
 mod ffn;
 mod graphs;
 mod mixer;
@@ -40,8 +41,23 @@ pub struct Most {
     pub sequences: usize,
     /// Tokens of a sequence.
     pub positions: usize,
+    /// Positions of each of so many sequences whose segments are attended side by side; those of
+    /// longer ones are attended one after another.
+    pub split: usize,
     /// Rows whose logits are asked for at once.
     pub logits: usize,
+}
+
+impl Most {
+    /// Room that a batch takes in a table.
+    fn table(&self) -> Capacity {
+        Capacity {
+            spans: self.rows.max(self.sequences),
+            rows: self.rows,
+            snapshots: self.rows.div_ceil(BLOCK_LEN) + self.sequences,
+            blocks: self.sequences * self.positions.div_ceil(BLOCK_LEN),
+        }
+    }
 }
 
 /// A model with its weights on a device, ready to run.
@@ -88,15 +104,9 @@ impl CudaModel {
         cuda.compute = spec.compute;
         let network = Network::new(&cuda, &spec, &weights)?;
         let routed = network.routed(&cuda, most)?;
-        let capacity = Capacity {
-            spans: most.rows.max(most.sequences),
-            rows: most.rows,
-            snapshots: most.rows.div_ceil(BLOCK_LEN) + most.sequences,
-            blocks: most.sequences * most.positions.div_ceil(BLOCK_LEN),
-        };
         let padded = Most { sequences: graphs::bucket(most.sequences), ..most };
         Ok(CudaModel {
-            table: StepTable::new(&cuda, capacity)?,
+            table: StepTable::new(&cuda, most.table())?,
             work: Workspace::new(&cuda, &spec, padded, routed)?,
             layout: Model::layout_of(&spec),
             graphs: Graphs::new(most),
@@ -106,6 +116,12 @@ impl CudaModel {
             cuda,
             rows: 0,
         })
+    }
+
+    /// Bytes on a device that a model takes besides its weights as they are stored, for batches of
+    /// up to `most`; somewhat more than it takes.
+    pub fn work_bytes(spec: &ModelSpec, most: Most) -> usize {
+        bytes::work_bytes(spec, most)
     }
 
     /// What the model is.

@@ -15,7 +15,7 @@ use super::weights::{DeviceTensor, Multiplied};
 use crate::models::spec::{Ffn, Mixer, ModelSpec};
 
 /// Positions whose latents are expanded at once.
-const EXPANDED: usize = 4 * SEGMENT_LEN;
+pub(super) const EXPANDED: usize = 4 * SEGMENT_LEN;
 
 /// Buffers, `[rows][width]` with the widest that a layer needs.
 pub(super) struct Workspace {
@@ -82,14 +82,14 @@ impl Workspace {
                     let most = mla::Most {
                         rows: most.rows,
                         steps: most.sequences,
-                        positions: most.positions,
+                        positions: most.split,
                         expanded: EXPANDED,
                     };
                     mla = Some(mla::Workspace::new(cuda, shape.shape(), most)?);
                 }
                 Mixer::Gqa(shape) => {
                     if gqa.is_none() {
-                        let (steps, positions) = (most.sequences, most.positions);
+                        let (steps, positions) = (most.sequences, most.split);
                         gqa = Some(gqa::Workspace::new(cuda, shape.shape(), steps, positions)?);
                     }
                     if angles.iter().all(|(rope, ..)| *rope != shape.rope) {
@@ -214,20 +214,20 @@ impl Workspace {
 
 /// The widest rows of any layer.
 #[derive(Default)]
-struct Widest {
-    input: usize,
-    qkv: usize,
-    mixed: usize,
-    values: usize,
-    narrow: usize,
-    inner: usize,
-    heads: usize,
-    attended: usize,
-    ffn: usize,
+pub(super) struct Widest {
+    pub input: usize,
+    pub qkv: usize,
+    pub mixed: usize,
+    pub values: usize,
+    pub narrow: usize,
+    pub inner: usize,
+    pub heads: usize,
+    pub attended: usize,
+    pub ffn: usize,
 }
 
 impl Widest {
-    fn of(spec: &ModelSpec) -> Widest {
+    pub fn of(spec: &ModelSpec) -> Widest {
         let mut widest = Widest::default();
         let raise = |width: &mut usize, to: usize| *width = (*width).max(to);
         for layer in &spec.layers {

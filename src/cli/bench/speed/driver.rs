@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use kernels::clock::{process_cpu, thread_cpu};
+use kernels::meter::Meter;
 
 use super::case::{Case, WARM_UP_STEPS, prompts};
 use super::roofline::Metered;
@@ -14,14 +15,14 @@ use crate::cli::bench::ids::TokenIds;
 use crate::cli::bench::stepper::{events, likeliest};
 use crate::engine::RequestId;
 use crate::engine::core::Core;
-use crate::engine::executor::CpuExecutor;
+use crate::engine::device::AnyExecutor;
 
 /// Tokens of the untimed prompt before the rounds of a prefill: a step of full size.
 const WARM_UP_TOKENS: usize = 512;
 
 /// An engine's loop, and the sequences that run in it.
 pub struct Driver {
-    core: Core<CpuExecutor>,
+    core: Core<AnyExecutor>,
     next_request: u64,
     ids: TokenIds,
     /// Tokens of each sequence, prompt and answer.
@@ -52,7 +53,7 @@ pub struct Measured {
 
 impl Driver {
     /// Drives `core`, in which nothing runs.
-    pub fn new(core: Core<CpuExecutor>) -> Driver {
+    pub fn new(core: Core<AnyExecutor>) -> Driver {
         let ids = TokenIds::new(0, core.door().vocab_size);
         Driver { core, next_request: 0, ids, lengths: HashMap::new() }
     }
@@ -104,14 +105,19 @@ impl Driver {
         &mut self,
         round: impl FnOnce(&mut Driver) -> Result<Round, CliError>,
     ) -> Result<Metered, CliError> {
-        self.core.executor_mut().cpu().meter.set_on(true);
+        self.meter().set_on(true);
         let start = thread_cpu();
         let done = round(self);
         let time = thread_cpu() - start;
-        let meter = &self.core.executor_mut().cpu().meter;
+        let meter = self.meter();
         meter.set_on(false);
         let totals = meter.take();
         done.map(|_| Metered { totals, time })
+    }
+
+    fn meter(&mut self) -> &Meter {
+        let executor = self.core.executor_mut().cpu();
+        &executor.expect("only the processor's operators are metered").cpu().meter
     }
 
     /// A prompt of `tokens` tokens, whose last step draws one.

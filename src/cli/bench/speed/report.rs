@@ -17,6 +17,8 @@ pub struct Report {
     pub bench: &'static str,
     pub model: String,
     pub machine: Machine,
+    /// What it was computed on.
+    pub device: &'static str,
     pub threads: usize,
     pub rounds: usize,
     /// Most tokens of a step.
