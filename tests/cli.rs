@@ -428,6 +428,37 @@ fn an_unknown_instruction_set_is_refused_by_name() {
     assert!(error.starts_with("error: DELTAPOOL_ISA: instruction set 'neon9000'"), "{error}");
 }
 
+/// A program without the feature knows the flag, and says what it lacks.
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_device_that_the_program_was_not_built_for_is_told() {
+    let output = run(&["generate", "Once", "-n", "2", "--device", "cuda"]);
+    let told = "error: --device cuda: this program was built without the feature cuda\n";
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(4), told));
+    assert_eq!(stdout(&output), "");
+    let auto = run(&["generate", "Once", "-n", "2", "--device", "auto"]);
+    assert_eq!((auto.status.code(), stderr(&auto).as_str()), (Some(0), ""));
+    assert_eq!(json(&run(&["doctor", "--json"]))["cuda"], serde_json::Value::Null);
+    assert!(stdout(&run(&["doctor"])).contains("built without the feature cuda"));
+}
+
+#[test]
+fn the_doctor_tells_of_this_machine_with_and_without_a_gpu() {
+    let output = run(&["doctor", "--json"]);
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+    let report = json(&output);
+    assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(report["processor"]["isa"], kernels::Isa::best().name());
+    let features: Vec<&str> =
+        report["features"].as_array().expect("a list").iter().filter_map(|f| f.as_str()).collect();
+    assert_eq!(features.contains(&"cuda"), cfg!(feature = "cuda"));
+    assert_eq!(features.contains(&"embedded-model"), cfg!(feature = "embedded-model"));
+    assert!(report["threads"].as_u64() > Some(0));
+    assert_eq!(report["cuda"].is_object(), cfg!(feature = "cuda"));
+    let text = stdout(&run(&["doctor"]));
+    assert!(text.contains("RLIMIT_MEMLOCK") && text.contains(" threads\n"), "{text}");
+}
+
 #[test]
 fn help_and_version_go_to_standard_output() {
     for (args, text) in [

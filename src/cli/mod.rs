@@ -9,6 +9,7 @@ mod calibrate;
 mod chart;
 mod chat;
 mod common;
+mod doctor;
 mod error;
 mod generate;
 pub mod inspect;
@@ -65,6 +66,8 @@ pub enum Command {
     Bench(bench::BenchArgs),
     /// Measure this machine, and a model on it, for the simulator and for --preempt auto.
     Calibrate(calibrate::CalibrateArgs),
+    /// Show what this program was built with, and what this machine has for it.
+    Doctor(doctor::DoctorArgs),
     /// What a scheduler does and costs, worked out without a model.
     Simulate(simulate::SimulateArgs),
 }
@@ -128,6 +131,7 @@ fn run(cli: Cli, isa: Option<&str>) -> Result<(), CliError> {
         }
         Command::Bench(args) => bench::run(&args, isa),
         Command::Calibrate(args) => calibrate::run(&args, isa),
+        Command::Doctor(args) => doctor::run(&args, isa),
         Command::Simulate(args) => simulate::run(&args),
     }
 }

@@ -118,7 +118,10 @@ impl OpenDevice {
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(cuda) => {
                 let (executor, not_pinned) = cuda_executor(*cuda, files, limits, progress)?;
-                let warning = not_pinned.map(|why| why.to_string());
+                let unpinned = not_pinned.map(|why| why.to_string());
+                let eager = executor.model().graphs_off().map(str::to_owned);
+                let warnings: Vec<String> = unpinned.into_iter().chain(eager).collect();
+                let warning = (!warnings.is_empty()).then(|| warnings.join("; "));
                 Ok((AnyExecutor::Cuda(Box::new(executor)), warning))
             }
         }
