@@ -135,22 +135,26 @@ fn a_batch_is_swapped_and_answers_as_on_the_processor() {
         format!("{}\n", json!({"prompt_ids": ids, "max_tokens": 6, "ignore_eos": true}))
     };
     fs::write(&input, (0..3).map(line).collect::<String>()).expect("it can be written");
-    let rows = |device: &str| -> Vec<Value> {
+    let rows = |device: &str, code: i32| -> Vec<Value> {
         let input = input.to_str().expect("a plain path");
         let memory = ["--device-memory", "8MiB", "--host-memory", "8MiB", "--preempt", "swap"];
         let stress = ["--park-every", "3", "--max-num-seqs", "2"];
         let args = ["batch", "--input", input, "--device", device];
         let output = run(&[&args[..], &SMALL, &memory, &stress].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
         let text = stdout(&output);
         text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     };
-    let (cpu, cuda) = (rows("cpu"), rows("cuda"));
+    let (cpu, cuda) = (rows("cpu", 0), rows("cuda", 0));
     assert_eq!(cuda.len(), 3);
     for (cpu, cuda) in cpu.iter().zip(&cuda) {
         assert_eq!(cpu["output_ids"], cuda["output_ids"]);
     }
     assert!(cuda.iter().any(|row| row["swapped_bytes"].as_u64() > Some(0)), "{cuda:?}");
+    // A device that fails fails each of them, also the one that waits.
+    let failed = told(&[("DELTAPOOL_STANDIN_FAILING_LAUNCH", "20")], || rows("cuda", 1));
+    let told = |row: &Value| row["error"].as_str().is_some_and(|e| e.contains("CUDA error 719"));
+    assert!(failed.len() == 3 && failed.iter().all(told), "{failed:?}");
 }
 
 /// One line that says what is missing, and 4, before any weight is looked for.
