@@ -56,9 +56,9 @@ pub fn run(files: &Files) {
     let step = |sequences: f64| one + (full - one) * (sequences - 1.0) / (places - 1.0);
     let efficiency = static_efficiency(MEAN as f64, longest_exponential(PLACES, MEAN as f64));
     println!(
-        "continuous batching is {:.2} / {:.2} / {:.2} times as fast (min / median / max); by theory \
-         {:.2} where ended sequences cost nothing, as here, and {:.2} where they cost as much as \
-         others",
+        "continuous batching is {:.2} / {:.2} / {:.2} times as fast (min / median / max); by \
+         theory {:.2} where ended sequences cost nothing, as here, and {:.2} where they cost as \
+         much as others",
         min,
         median,
         max,

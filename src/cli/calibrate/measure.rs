@@ -113,8 +113,8 @@ impl<'b> Steps<'b> {
     }
 
     /// All steps that the fit needs, the copies of the longest sequence, of up to `longest` tokens,
-    /// and workloads that the fit does not see. Everything is measured by turns: what else the machine
-    /// does for a while is in all of it alike.
+    /// and workloads that the fit does not see. Everything is measured by turns: what else the
+    /// machine does for a while is in all of it alike.
     ///
     /// # Errors
     /// As [`Stepper::step`].

@@ -123,11 +123,12 @@ fn write_steps(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     )?;
     writeln!(
         f,
-        "sequences  {:.1} generate in a step, {:.1} on the device in the mean, {} at most\n           \
-         {:.1} s with a place free and a queue",
+        "sequences  {:.1} generate in a step, {:.1} on the device in the mean, {} at most\n\
+         {:11}{:.1} s with a place free and a queue",
         occupancy.generating,
         occupancy.running,
         occupancy.most_running,
+        "",
         occupancy.seconds_with_a_place_free_and_a_queue,
     )?;
     let (kept, places) = (report.header.reserve_long, report.header.max_num_seqs);
