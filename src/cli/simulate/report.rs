@@ -137,8 +137,9 @@ fn write_steps(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         writeln!(
             f,
             "warning    --reserve-long {kept} is less than the {} of {places} places that long \
-             prompts take\n           anyway: it does little for them",
+             prompts take anyway:\n{:11}it does little for them",
             percent(share),
+            "",
         )?;
     }
     match steps.padding_rows > 0.0 {

@@ -58,6 +58,11 @@ impl Most {
             blocks: self.sequences * self.positions.div_ceil(BLOCK_LEN),
         }
     }
+
+    /// With the sequences that a graph is padded to.
+    fn padded(self) -> Most {
+        Most { sequences: graphs::bucket(self.sequences), ..self }
+    }
 }
 
 /// A model with its weights on a device, ready to run.
@@ -104,10 +109,9 @@ impl CudaModel {
         cuda.compute = spec.compute;
         let network = Network::new(&cuda, &spec, &weights)?;
         let routed = network.routed(&cuda, most)?;
-        let padded = Most { sequences: graphs::bucket(most.sequences), ..most };
         Ok(CudaModel {
             table: StepTable::new(&cuda, most.table())?,
-            work: Workspace::new(&cuda, &spec, padded, routed)?,
+            work: Workspace::new(&cuda, &spec, most.padded(), routed)?,
             layout: Model::layout_of(&spec),
             graphs: Graphs::new(most),
             network,
@@ -121,7 +125,7 @@ impl CudaModel {
     /// Bytes on a device that a model takes besides its weights as they are stored, for batches of
     /// up to `most`; somewhat more than it takes.
     pub fn work_bytes(spec: &ModelSpec, most: Most) -> usize {
-        bytes::work_bytes(spec, most)
+        bytes::work_bytes(spec, most.padded())
     }
 
     /// What the model is.
