@@ -132,7 +132,7 @@ fn a_batch_is_swapped_and_answers_as_on_the_processor() {
     let input = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-batch.jsonl");
     let line = |i: u32| {
         let ids: Vec<u32> = (0..30 + 10 * i).map(|at| (at * 11 + i * 101) % 768).collect();
-        format!("{}\n", json!({"prompt_ids": ids, "max_tokens": 6, "ignore_eos": true}))
+        format!("{}\n", json!({"prompt_ids": ids, "max_tokens": 40, "ignore_eos": true}))
     };
     fs::write(&input, (0..3).map(line).collect::<String>()).expect("it can be written");
     let rows = |device: &str, code: i32| -> Vec<Value> {
@@ -152,7 +152,7 @@ fn a_batch_is_swapped_and_answers_as_on_the_processor() {
     }
     assert!(cuda.iter().any(|row| row["swapped_bytes"].as_u64() > Some(0)), "{cuda:?}");
     // A device that fails fails each of them, also the one that waits.
-    let failed = told(&[("DELTAPOOL_STANDIN_FAILING_LAUNCH", "20")], || rows("cuda", 1));
+    let failed = told(&[("DELTAPOOL_STANDIN_FAILING_LAUNCH", "2500")], || rows("cuda", 1));
     let told = |row: &Value| row["error"].as_str().is_some_and(|e| e.contains("CUDA error 719"));
     assert!(failed.len() == 3 && failed.iter().all(told), "{failed:?}");
 }
@@ -231,14 +231,15 @@ fn a_bench_runs_on_the_device() {
 /// A device that fails while it serves: who asked and who asks afterwards hear why, and whoever
 /// watches the server hears it too.
 #[test]
+#[ignore = "minutes on the emulated device, whose graphs are tried at the start for 256 sequences"]
 fn a_server_whose_device_fails_says_so() {
     if !is_emulated() {
         return;
     }
-    let failing = [("DELTAPOOL_STANDIN_FAILING_LAUNCH", "7")];
+    let failing = [("DELTAPOOL_STANDIN_FAILING_LAUNCH", "6000")];
     let server = told(&failing, || Server::start(&["--device", "cuda"]));
     assert_eq!(server.get("/health").status, 200);
-    let body = json!({"model": "tiny", "prompt": "Once", "max_tokens": 2});
+    let body = json!({"model": "tiny", "prompt": "Once", "max_tokens": 200, "ignore_eos": true});
     for _ in 0..2 {
         let reply = server.post("/v1/completions", &body);
         let (status, text) = (reply.status, reply.text());
@@ -257,8 +258,10 @@ fn a_command_whose_device_fails_says_why() {
         return;
     }
     let file = ids_file("cuda-fails.json", &[1, 2, 3]);
-    let args = ["generate", "--ids-file", &file, "--device", "cuda"];
-    let failing = [("DELTAPOOL_STANDIN_FAILING_LAUNCH", "9")];
+    let long = ["--max-tokens", "400", "--ignore-eos", "--device", "cuda"];
+    let args = [&["generate", "--ids-file", &file], &long[..]].concat();
+    // Behind those of the graphs' test at the start.
+    let failing = [("DELTAPOOL_STANDIN_FAILING_LAUNCH", "2500")];
     let output = told(&failing, || run(&[&args[..], &SMALL].concat()));
     let said = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
