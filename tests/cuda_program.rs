@@ -231,7 +231,6 @@ fn a_bench_runs_on_the_device() {
 /// A device that fails while it serves: who asked and who asks afterwards hear why, and whoever
 /// watches the server hears it too.
 #[test]
-#[ignore = "minutes on the emulated device, whose graphs are tried at the start for 256 sequences"]
 fn a_server_whose_device_fails_says_so() {
     if !is_emulated() {
         return;

@@ -45,6 +45,27 @@ pub struct Span {
 }
 
 impl Span {
+    /// One generated token: row `row` at position `position`, which reads and writes the slots at
+    /// `(read, write)`.
+    pub fn step(
+        row: usize,
+        position: usize,
+        (read, write): (usize, usize),
+        table: std::ops::Range<usize>,
+    ) -> Span {
+        Span {
+            first_row: row,
+            rows: 1,
+            start: position,
+            form: Form::Step,
+            absorbed_from: 0,
+            read,
+            write,
+            table,
+            snapshots: 0..0,
+        }
+    }
+
     /// The rows of the span in the batch.
     pub fn batch_rows(&self) -> std::ops::Range<usize> {
         self.first_row..self.first_row + self.rows

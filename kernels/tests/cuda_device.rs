@@ -11,7 +11,7 @@ use kernels::cuda::{
     Capacity, Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceSpans, Direction, HostArena,
     NotPinned, Options, Piece, Slots, Step, StepTable, conv, dense,
 };
-use kernels::{Arena, Form, NO_SLOT, Rows, RowsMut, Span, Spans};
+use kernels::{Arena, NO_SLOT, Rows, RowsMut, Span, Spans};
 
 fn options() -> Options {
     Options { compile: true, ..Options::default() }
@@ -143,16 +143,9 @@ impl Decode {
 
     /// A step of one row for each slot.
     fn spans(slots: &[usize], step: usize) -> Vec<Span> {
-        let span = |(row, slot): (usize, &usize)| Span {
-            first_row: row,
-            rows: 1,
-            start: step,
-            form: Form::Step,
-            absorbed_from: 0,
-            read: if step == 0 { NO_SLOT } else { *slot },
-            write: *slot,
-            table: 0..0,
-            snapshots: 0..0,
+        let span = |(row, slot): (usize, &usize)| {
+            let read = if step == 0 { NO_SLOT } else { *slot };
+            Span::step(row, step, (read, *slot), 0..0)
         };
         slots.iter().enumerate().map(span).collect()
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use deltapool::models::cuda::{CudaModel, Most};
 use deltapool::models::{Batch, LogitSource, ModelFiles};
 use kernels::cuda::DeviceArena;
-use kernels::{BLOCK_LEN, Compute, Form, KvDtype, NO_SLOT, Span};
+use kernels::{BLOCK_LEN, Compute, KvDtype, NO_SLOT, Span};
 
 use super::cuda_support::{Device, Values, assert_caught, device};
 use super::{files, open};
@@ -79,17 +79,8 @@ impl Crowd {
             batch.tokens.push(((id * 31 + step * 7) % self.model.spec().vocab_size) as u32);
             batch.logits.push(LogitSource::Row(row));
             let place = if slot_bytes == 0 { NO_SLOT } else { slot };
-            batch.spans.push(Span {
-                first_row: row,
-                rows: 1,
-                start,
-                form: Form::Step,
-                absorbed_from: 0,
-                read: place,
-                write: place,
-                table: table..batch.tables.len(),
-                snapshots: 0..0,
-            });
+            let table = table..batch.tables.len();
+            batch.spans.push(Span::step(row, start, (place, place), table));
         }
         batch
     }

@@ -9,7 +9,7 @@ use deltapool::models::cuda::Most;
 use deltapool::models::{Batch, ModelFiles, Score};
 use deltapool::request::PromptLogprobs;
 use deltapool::scheduler::{Direction, StepReport, TransferId};
-use kernels::{Form, NO_SLOT, Span};
+use kernels::{NO_SLOT, Span};
 
 use super::cuda_support::{Device, assert_caught, device, with_seeds};
 use super::{files, open};
@@ -54,17 +54,8 @@ impl Places {
             batch.tokens.push(token);
             batch.tables.push(self.block(place));
             batch.scores.push(Score { row, token, top: 8 });
-            batch.spans.push(Span {
-                first_row: row,
-                rows: 1,
-                start,
-                form: Form::Step,
-                absorbed_from: 0,
-                read: if start == 0 { NO_SLOT } else { write },
-                write,
-                table: row..row + 1,
-                snapshots: 0..0,
-            });
+            let read = if start == 0 { NO_SLOT } else { write };
+            batch.spans.push(Span::step(row, start, (read, write), row..row + 1));
         }
         self.executor.step(&batch, jobs, &[])
     }

@@ -5,11 +5,13 @@
 //! rows and of segments differs, and those that lie between the least and the most are not asked:
 //! what a driver does wrong with graphs it does with these two. Each is asked in an arena of no
 //! use yet, with a row of padding where there is room for one, over two tokens of each sequence.
+//! One sequence is as long as any can be, which makes the launches those of the longest; the others
+//! have just begun, or a start would attend to the whole context hundreds of times.
 
 use std::hash::{DefaultHasher, Hasher as _};
 
 use kernels::cuda::{CudaError, DeviceArena};
-use kernels::{BLOCK_LEN, Form, NO_SLOT, SEGMENT_LEN, Span};
+use kernels::{BLOCK_LEN, NO_SLOT, SEGMENT_LEN, Span};
 
 use super::{CudaModel, graphs};
 use crate::models::batch::{Batch, LogitSource};
@@ -64,8 +66,8 @@ impl CudaModel {
         arena.bytes().saturating_sub(shared) / self.stride().max(1)
     }
 
-    /// What the logits of some tokens of sequences hash to, which begin at `start` with no state,
-    /// all behind one block.
+    /// What the logits of some tokens of sequences hash to, of which the last begins at `start`
+    /// behind one block again and again, and all with no state.
     fn generate(
         &mut self,
         arena: &mut DeviceArena,
@@ -84,6 +86,7 @@ impl CudaModel {
         let (slot_bytes, block_bytes) = (self.layout.slot_bytes, self.layout.block_bytes);
         let mut batch = Batch::default();
         for i in 0..sequences {
+            let start = if i + 1 == sequences { start } else { 0 };
             let slot = block_bytes.next_multiple_of(64) + i * self.stride();
             let write = if slot_bytes == 0 { NO_SLOT } else { slot };
             let table = batch.tables.len();
@@ -91,17 +94,9 @@ impl CudaModel {
             batch.tables.push((slot + slot_bytes).next_multiple_of(64));
             batch.tokens.push(((i * 7 + token * 3 + 1) % self.spec.vocab_size) as u32);
             batch.logits.push(LogitSource::Row(i));
-            batch.spans.push(Span {
-                first_row: i,
-                rows: 1,
-                start: start + token,
-                form: Form::Step,
-                absorbed_from: 0,
-                read: if token == 0 { NO_SLOT } else { write },
-                write,
-                table: table..batch.tables.len(),
-                snapshots: 0..0,
-            });
+            let read = if token == 0 { NO_SLOT } else { write };
+            let table = table..batch.tables.len();
+            batch.spans.push(Span::step(i, start + token, (read, write), table));
         }
         batch
     }
