@@ -150,8 +150,8 @@ impl<'p> EngineBuilder<'p> {
         let limits = self.limits()?;
         let device = self.device.take().expect("limits are of an open device");
         let made = device.executor(&self.files, (&limits, self.isa), &mut self.progress)?;
-        let (executor, warning) = made;
-        warning.into_iter().for_each(|warning| (self.warn)(&warning));
+        let (executor, warnings) = made;
+        warnings.iter().for_each(|warning| (self.warn)(warning));
         let cost = self.cost(executor.cpu(), &limits)?;
         Ok(self.core(&limits, cost, executor))
     }

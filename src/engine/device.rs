@@ -100,7 +100,7 @@ impl OpenDevice {
     }
 
     /// Loads the weights, and gives what runs batches within `limits`; and what works but is not as
-    /// it should be, if there is any such thing.
+    /// it should be.
     ///
     /// # Errors
     /// Weights that cannot be loaded, or memory that is not there.
@@ -109,20 +109,19 @@ impl OpenDevice {
         files: &ModelFiles,
         (limits, isa): (&EngineLimits, Isa),
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<(AnyExecutor, Option<String>), EngineError> {
+    ) -> Result<(AnyExecutor, Vec<String>), EngineError> {
         match self {
             OpenDevice::Cpu => {
                 let executor = cpu_executor(files, (limits, isa), progress)?;
-                Ok((AnyExecutor::Cpu(Box::new(executor)), None))
+                Ok((AnyExecutor::Cpu(Box::new(executor)), Vec::new()))
             }
             #[cfg(feature = "cuda")]
             OpenDevice::Cuda(cuda) => {
                 let (executor, not_pinned) = cuda_executor(*cuda, files, limits, progress)?;
                 let unpinned = not_pinned.map(|why| why.to_string());
                 let eager = executor.model().graphs_off().map(str::to_owned);
-                let warnings: Vec<String> = unpinned.into_iter().chain(eager).collect();
-                let warning = (!warnings.is_empty()).then(|| warnings.join("; "));
-                Ok((AnyExecutor::Cuda(Box::new(executor)), warning))
+                let warnings = unpinned.into_iter().chain(eager).collect();
+                Ok((AnyExecutor::Cuda(Box::new(executor)), warnings))
             }
         }
     }
