@@ -20,7 +20,7 @@ use super::bench::system::Machine;
 use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
-use super::output::{JsonTarget, beside, is_writable, print};
+use super::output::{JsonTarget, beside, check_writable, print};
 use super::profiles::{self, EMBEDDED, THIS_MACHINE};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize, Preempt};
 use crate::engine::link::LinkExecutor;
@@ -85,7 +85,7 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
         }
     };
     // Before minutes of work: a file that cannot be written is told at once.
-    args.drawing.files().try_for_each(is_writable)?;
+    args.drawing.files().try_for_each(check_writable)?;
     let draft = draft(&path)?;
     let files = Files::open_on_cpu(common, isa)?.model;
     let name = common.model.as_ref().map_or(EMBEDDED.into(), |path| path.display().to_string());

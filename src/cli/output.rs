@@ -53,11 +53,12 @@ impl JsonTarget {
     }
 }
 
-/// Whether a file can be written there, told before minutes of work; nothing is changed.
+/// Tries whether a file can be written there, so that it is told before minutes of work; nothing is
+/// changed.
 ///
 /// # Errors
 /// Why it cannot, by its name.
-pub fn is_writable(path: &Path) -> Result<(), CliError> {
+pub fn check_writable(path: &Path) -> Result<(), CliError> {
     let made = OpenOptions::new().write(true).create_new(true).open(path);
     let tried = match made {
         Ok(_) => fs::remove_file(path),

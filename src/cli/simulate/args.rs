@@ -9,7 +9,7 @@ use crate::cli::CliError;
 use crate::cli::chart::{Chart, DrawingArgs};
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
-use crate::cli::output::{JsonTarget, is_writable, print};
+use crate::cli::output::{JsonTarget, check_writable, print};
 use crate::cli::profiles;
 use crate::config::{Batching, EngineConfig, parse_bytes};
 use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
@@ -129,7 +129,7 @@ impl OutputArgs {
         if let Some(i) = (1..named.len()).find(|i| named[..*i].contains(&named[*i])) {
             return Err(usage(format!("{}: two results are to go there", named[i].display())));
         }
-        named.into_iter().try_for_each(is_writable)
+        named.into_iter().try_for_each(check_writable)
     }
 
     /// Whether a chart is asked for.
