@@ -31,8 +31,11 @@ impl Server {
 
     fn submit(&mut self, len: usize, max_tokens: usize, program: Option<&str>) -> SequenceId {
         let tokens = vec![1; len];
-        let prompt =
-            Prompt { submitted: self.now, program_id: program, ..Prompt::new(&tokens, max_tokens) };
+        self.submit_prompt(&Prompt { program_id: program, ..Prompt::new(&tokens, max_tokens) })
+    }
+
+    fn submit_prompt(&mut self, prompt: &Prompt<'_>) -> SequenceId {
+        let prompt = Prompt { submitted: self.now, ..*prompt };
         self.scheduler.submit(&prompt).expect("it fits")[0]
     }
 
@@ -232,6 +235,67 @@ fn batches_of_requests_wait_for_their_longest_and_continuous_ones_do_not() {
     assert_eq!((finish, steps), (vec![3, 7, 9, 12, 16, 13], 16));
     // 22 of 32 slot-steps are used.
     assert_eq!(batches.concat().len(), 22);
+}
+
+/// Those that ran at once when the first of them ended, batch after batch, each with `len` tokens.
+fn batches_of(server: &mut Server, len: usize) -> Vec<usize> {
+    let mut batches = Vec::new();
+    let mut left = 0;
+    while !server.scheduler.is_idle() {
+        let running = server.scheduler.occupancy().running;
+        let ended = server.step(|_| len).len();
+        assert!(server.now < Duration::from_secs(100), "no end");
+        if ended > 0 && left == 0 {
+            left = running;
+            batches.push(running);
+        }
+        left -= ended;
+    }
+    batches
+}
+
+#[test]
+fn a_static_batch_is_full_where_checkpoints_fill_the_device_and_the_host_takes_copies() {
+    let mut server = Server::new(8, |_| {});
+    // Pages of a slot, or of 84 blocks: eight sequences and no more.
+    let bytes = 9 * 43_425_792;
+    server.scheduler = scheduler_of((SLOT_BYTES, BLOCK_BYTES), (bytes, 4 * bytes), |limits| {
+        (limits.max_num_batched_tokens, limits.max_num_seqs) = (8_192, 8);
+        limits.batching = Batching::Static;
+        limits.reuse = Some(control::reuse(limits.grid));
+    });
+    for request in 0..32 {
+        let tokens = [request; 100];
+        server.submit_prompt(&Prompt::new(&tokens, 50));
+    }
+    assert_eq!(batches_of(&mut server, 50), [8; 4]);
+    assert!(server.scheduler.stats().demoted_bytes > 0, "nothing was copied");
+}
+
+#[test]
+fn a_static_batch_waits_for_those_that_follow_one_of_it() {
+    let mut server = Server::new(8, |limits| {
+        limits.batching = Batching::Static;
+        limits.reuse = Some(control::reuse(limits.grid));
+    });
+    for request in 0..16 {
+        let tokens = [vec![1; 256], vec![2 + request; 100]].concat();
+        server.submit_prompt(&Prompt::new(&tokens, 50));
+    }
+    assert_eq!(batches_of(&mut server, 50), [8; 2]);
+    assert!(server.scheduler.stats().followed > 0, "nobody followed");
+}
+
+#[test]
+fn a_static_batch_of_several_steps_prompts_is_not_closed_by_the_look_at_lower_numbers() {
+    let mut server = Server::new(8, |limits| {
+        (limits.batching, limits.policy) = (Batching::Static, Policy::Priority);
+        limits.max_num_batched_tokens = 128;
+    });
+    for _ in 0..16 {
+        server.submit(100, 50, None);
+    }
+    assert_eq!(batches_of(&mut server, 50), [8; 2]);
 }
 
 #[test]

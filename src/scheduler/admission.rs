@@ -25,6 +25,8 @@ enum Admission {
     Admitted,
     /// It waits for a snapshot of one that runs, and holds nobody up.
     Follows,
+    /// Its units are held by checkpoints that are being copied to the host.
+    Awaits,
     /// Its units are not there.
     Refused,
 }
@@ -36,7 +38,12 @@ impl Scheduler {
         if step.lacking == 0 {
             let is_in = |priority: i32| below.is_none_or(|below| priority < below);
             self.bring_back(&is_in, step);
-            self.admit(&is_in, step);
+            let others_may_come = self.admit(&is_in, step) || !self.followers.is_empty();
+            // A batch takes nobody in any more once nobody else could have come in.
+            self.is_closed |= self.limits.batching == Batching::Static
+                && self.on_device() > 0
+                && below.is_none()
+                && !others_may_come;
         }
     }
 
@@ -79,11 +86,12 @@ impl Scheduler {
 
     /// Waiting sequences come in order of priority, then of arrival. One that does not fit may be
     /// passed by a bounded number of smaller ones of its own number. None passes a parked one of
-    /// its number.
-    fn admit(&mut self, is_in: &dyn Fn(i32) -> bool, step: &mut Planning) {
+    /// its number. True when more may come in the steps to come, though nobody leaves.
+    fn admit(&mut self, is_in: &dyn Fn(i32) -> bool, step: &mut Planning) -> bool {
         if self.is_closed {
-            return;
+            return false;
         }
+        let mut others_may_come = false;
         let parked = self.parked.first().map(|rank| rank.0);
         let mut blocked: Option<i32> = None;
         let mut passed_over = 0;
@@ -96,7 +104,7 @@ impl Scheduler {
                 break;
             }
             if !self.has_budget(rank.id, step) {
-                return;
+                return true;
             }
             if self.leaves_place_to_long(rank.id) {
                 only_long = Some(rank.priority);
@@ -110,6 +118,7 @@ impl Scheduler {
                     self.run(rank.id, Form::Step, step);
                     continue;
                 }
+                Admission::Awaits => others_may_come = true,
                 Admission::Refused => {}
             }
             (blocked, after) = (Some(rank.priority), Bound::Excluded(rank));
@@ -118,8 +127,7 @@ impl Scheduler {
                 break;
             }
         }
-        // A batch takes nobody in any more once nobody else could come in.
-        self.is_closed = self.limits.batching == Batching::Static && self.on_device() > 0;
+        others_may_come
     }
 
     /// Who is looked at behind `after`; only long prompts up to a number, if there is one.
@@ -195,7 +203,7 @@ impl Scheduler {
         }
         if !self.make_space_for_prompt(id, &mut found, step) {
             self.note_blocked(id, &found);
-            return Admission::Refused;
+            return Admission::Awaits;
         }
         let known = self.tree.as_ref().zip(found.usable);
         let mut histories = known.map_or_else(Vec::new, |(tree, usable)| tree.histories(&usable));

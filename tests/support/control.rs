@@ -59,6 +59,17 @@ pub fn scheduler_of(
     Scheduler::new(limits, StatePool::new(Tier::Device, device), StatePool::new(Tier::Host, host))
 }
 
+/// Everything is kept for reuse, states on a grid of so many tokens.
+pub fn reuse(grid_tokens: usize) -> Reuse {
+    Reuse {
+        exact_only: false,
+        placement: Placement::default(),
+        keep_turn_ends: true,
+        grid_tokens,
+        max_ghost_tokens: 1 << 24,
+    }
+}
+
 /// A scheduler whose device holds `running` sequences of `tokens` tokens each, and three pages more:
 /// with less free, checkpoints are copied ahead of need.
 pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
@@ -68,13 +79,7 @@ pub fn scheduler(running: usize, tokens: usize) -> Scheduler {
     let bytes = pages * page_bytes;
     scheduler_of((SLOT_BYTES, BLOCK_BYTES), (bytes, bytes), |limits| {
         (limits.max_num_batched_tokens, limits.max_num_seqs) = (2_048, running);
-        limits.reuse = Some(Reuse {
-            exact_only: false,
-            placement: Placement::default(),
-            keep_turn_ends: true,
-            grid_tokens: limits.grid,
-            max_ghost_tokens: 1 << 24,
-        });
+        limits.reuse = Some(reuse(limits.grid));
         limits.max_model_len = tokens;
     })
 }
