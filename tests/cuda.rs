@@ -8,6 +8,8 @@ mod cuda_support;
 
 #[path = "cuda/crowd.rs"]
 mod crowd;
+#[path = "cuda/draws.rs"]
+mod draws;
 #[path = "cuda/golden.rs"]
 mod golden;
 mod support;
@@ -56,7 +58,8 @@ fn in_f32(mut files: ModelFiles) -> ModelFiles {
     files
 }
 
-/// Prompts of less than a cell, more than one, less again, and the second's beginning again.
+/// Prompts of less than a cell, more than one, less again, and the second's beginning again. Draws
+/// that look at whole rows of logits stand beside such that look at a few tokens or one.
 fn requests(vocab: usize) -> Vec<Request> {
     let tokens = |seed: usize, len: usize| -> Vec<u32> {
         (0..len).map(|i| ((i * i * 7 + i * 13 + seed * 101) % vocab) as u32).collect()
@@ -65,7 +68,8 @@ fn requests(vocab: usize) -> Vec<Request> {
     let again: Vec<u32> = long[..80].iter().copied().chain(tokens(3, 9)).collect();
     let request = |(i, prompt): (u64, Vec<u32>)| Request {
         sampling: SamplingParams {
-            temperature: if i == 1 { 0.8 } else { 0.0 },
+            temperature: if i == 1 || i == 2 { 0.8 } else { 0.0 },
+            top_k: if i == 2 { 5 } else { 0 },
             seed: Some(i),
             ..SamplingParams::default()
         },

@@ -5,7 +5,7 @@
 //! constant, the bounds are ones that a correct sampler misses once in about a million seeds.
 
 use deltapool::engine::mask::TokenMask;
-use deltapool::engine::sampler::{Draw, SampleError, Sampled, Sampler, uniform};
+use deltapool::engine::sampler::{Draw, Needed, SampleError, Sampled, Sampler, uniform};
 use deltapool::request::SamplingParams;
 
 fn draw_at(logits: &[f32], params: &SamplingParams, seed: u64, tokens: &[u32]) -> u32 {
@@ -93,6 +93,68 @@ fn every_filter_alone_and_combined_is_the_naive_twin() {
         }
     }
     assert_eq!(drawn, 6 * 12 * 4 * 6 * 4 * 4);
+}
+
+/// What a device finds of a row when it knows the order of tokens and nothing of draws.
+fn first_of(logits: &[f32], count: usize) -> impl Iterator<Item = (u32, f32)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).expect("no NaN").then(a.cmp(&b)));
+    order.into_iter().take(count).map(|id| (id as u32, logits[id]))
+}
+
+#[test]
+fn a_draw_from_the_tokens_it_needs_is_that_from_the_whole_row() {
+    let mut sampler = Sampler::new();
+    let (mut alone, mut few) = (0, 0);
+    for case in 0..200 {
+        let mut logits = random_logits(case, 700);
+        // Some that can never be drawn, and a zero of either sign.
+        (logits[3], logits[5], logits[9]) = (f32::NEG_INFINITY, -0.0, 0.0);
+        for temperature in [0.0, 0.3, 1.0, 40.0] {
+            for (top_k, top_p, min_p) in
+                [(1, 1.0, 0.0), (5, 1.0, 0.0), (60, 0.9, 0.0), (699, 0.5, 0.1), (300, 1.0, 0.3)]
+            {
+                let sampling = SamplingParams { temperature, top_k, top_p, min_p, ..greedy() };
+                let draw = Draw::new(&sampling, case, &[1, 2], 1);
+                let whole = sampler.draw(&logits, &draw).expect("sound logits");
+                match draw.needed(logits.len()) {
+                    Needed::Likeliest => {
+                        assert_eq!(first_of(&logits, 1).next().map(|(id, _)| id), Some(whole.id));
+                        alone += 1;
+                    }
+                    Needed::First(count) => {
+                        let first = sampler.draw_first(first_of(&logits, count), &draw);
+                        assert_eq!(first, whole, "{sampling:?} case {case}");
+                        few += 1;
+                    }
+                    Needed::All => panic!("{sampling:?} needs less"),
+                }
+            }
+        }
+    }
+    assert_eq!((alone, few), (200 * 5, 200 * 3 * 5));
+}
+
+#[test]
+fn a_draw_that_changes_logits_or_tells_of_them_needs_the_whole_row() {
+    let tokens = [1, 2];
+    let all = |sampling: SamplingParams| {
+        assert_eq!(Draw::new(&sampling, 0, &tokens, 1).needed(700), Needed::All, "{sampling:?}");
+    };
+    all(SamplingParams { logprobs: Some(0), ..greedy() });
+    all(SamplingParams { repetition_penalty: 1.1, ..greedy() });
+    all(SamplingParams { presence_penalty: 0.5, ..greedy() });
+    all(SamplingParams { frequency_penalty: 0.5, ..greedy() });
+    all(SamplingParams { logit_bias: [(7, 1.0)].into_iter().collect(), ..greedy() });
+    all(SamplingParams { temperature: 1.0, ..greedy() });
+    all(SamplingParams { temperature: 1.0, top_p: 0.5, ..greedy() });
+    all(SamplingParams { temperature: 1.0, top_k: 700, ..greedy() });
+    let greedy = greedy();
+    let ends = Draw { ruled_out: [&[3], &[]], ..Draw::new(&greedy, 0, &tokens, 1) };
+    assert_eq!(ends.needed(700), Needed::All);
+    let mask = TokenMask::new(vec![u32::MAX; 30]);
+    let masked = Draw { mask: Some(&mask), ..Draw::new(&greedy, 0, &tokens, 1) };
+    assert_eq!(masked.needed(700), Needed::All);
 }
 
 #[test]

@@ -2,19 +2,21 @@
 //!
 //! A step's kernels run on one stream and copies between the tiers on two others, beside them. A
 //! copy is reported in the first step that ends after it, so its units stay held until then; what
-//! a step computes never waits for one. Draws are made on the host, from the logits that come down.
+//! a step computes never waits for one. Draws are made on the host, from as much of their logits as
+//! they look at: a greedy one from the likeliest token, one of the first few from those.
 
 use std::time::{Duration, Instant};
 
+use kernels::cuda::sampling::{MOST_FIRST, Verdict};
 use kernels::cuda::{
     Cuda, CudaError, DeviceArena, Direction as Way, HostArena, NotPinned, Piece, Transfer,
 };
 
 use super::executor::{Executor, PlannedDraw, take_scores};
 use super::lower::Job;
-use super::sampler::Sampler;
+use super::sampler::{Needed, SampleError, Sampled, Sampler};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
-use crate::models::cuda::{CudaModel, Most};
+use crate::models::cuda::{CudaModel, Most, Wanted};
 use crate::models::{Batch, LogitSource, ModelFiles, ModelWeights};
 use crate::scheduler::{Direction, SampledToken, StepReport, TransferId};
 
@@ -87,11 +89,8 @@ impl CudaExecutor {
         }
         if batch.rows() > 0 || !batch.logits.is_empty() {
             let vocab = self.model.spec().vocab_size;
-            let logits = self.model.forward(batch, &mut self.arena)?;
-            for planned in draws {
-                let logits = &logits[planned.row * vocab..(planned.row + 1) * vocab];
-                report.sampled.push(planned.from(logits, &mut self.sampler));
-            }
+            self.model.run(batch, &mut self.arena)?;
+            self.draw(draws, &mut report)?;
             for scores in batch.scores.chunks(LEAST_MAX_NUM_BATCHED_TOKENS) {
                 let rows: Vec<_> = scores.iter().map(|score| LogitSource::Row(score.row)).collect();
                 let logits = self.model.logits(&rows, &self.arena)?;
@@ -110,6 +109,57 @@ impl CudaExecutor {
         self.transfers = under_way;
         report.duration = start.elapsed();
         Ok(report)
+    }
+
+    /// Makes draws, which are in the order of their rows of logits. Of a row as much comes down as
+    /// its draws look at.
+    fn draw(
+        &mut self,
+        draws: &[PlannedDraw<'_>],
+        report: &mut StepReport,
+    ) -> Result<(), CudaError> {
+        let vocab = self.model.spec().vocab_size;
+        let needed = |planned: &PlannedDraw<'_>| match planned.draw.needed(vocab) {
+            _ if planned.mask.is_some() => Needed::All,
+            Needed::First(count) if count > MOST_FIRST => Needed::All,
+            needed => needed,
+        };
+        let (mut verdicts, mut first, mut rows) = (false, 0, Vec::new());
+        for planned in draws {
+            match needed(planned) {
+                Needed::Likeliest => verdicts = true,
+                Needed::First(count) => (verdicts, first) = (true, first.max(count)),
+                Needed::All => rows.push(planned.row),
+            }
+        }
+        rows.dedup();
+        let taken = self.model.take(Wanted { verdicts, first, rows: &rows })?;
+        let mut whole = rows.iter().zip(taken.rows.chunks_exact(vocab)).peekable();
+        for planned in draws {
+            let row = planned.row;
+            let likeliest = || match Verdict::from(taken.verdicts[row]) {
+                Verdict::Likeliest(id) => Ok(id),
+                Verdict::NotANumber(id) => Err(SampleError::NotANumber { id: id as usize }),
+                Verdict::Infinite(id) => Err(SampleError::Infinite { id: id as usize }),
+                Verdict::NothingLeft => Err(SampleError::NothingLeft),
+            };
+            let sampled = match needed(planned) {
+                Needed::All => {
+                    while whole.next_if(|(at, _)| **at < row).is_some() {}
+                    let (_, logits) = whole.peek().expect("the row was taken");
+                    report.sampled.push(planned.from(logits, &mut self.sampler));
+                    continue;
+                }
+                Needed::Likeliest => likeliest().map(|id| Sampled { id, logprobs: None }),
+                Needed::First(count) => likeliest().map(|_| {
+                    let first = taken.first[row * first..][..count].iter();
+                    let first = first.map(|candidate| (candidate.id, candidate.score));
+                    self.sampler.draw_first(first, &planned.draw)
+                }),
+            };
+            report.sampled.push(planned.told(sampled.map_err(|error| error.to_string())));
+        }
+        Ok(())
     }
 
     /// Starts a copy between the tiers.

@@ -7,7 +7,7 @@ use kernels::{Arena, ArenaError, Cpu, PackedDtype, Packing};
 
 use super::lower::Job;
 use super::mask::PendingMask;
-use super::sampler::{Draw, Sampler};
+use super::sampler::{Draw, Sampled, Sampler};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
 use crate::models::decoder::Observer;
 use crate::models::{Batch, LogitSource, Model, Score, Workspace};
@@ -50,6 +50,11 @@ impl PlannedDraw<'_> {
             let draw = Draw { mask, ..self.draw };
             sampler.draw(logits, &draw).map_err(|error| error.to_string())
         });
+        self.told(sampled)
+    }
+
+    /// What is reported of it.
+    pub(super) fn told(&self, sampled: Result<Sampled, String>) -> SampledToken {
         let (drawn, logprobs) = match sampled {
             Ok(sampled) => (Ok(sampled.id), sampled.logprobs),
             Err(error) => (Err(error), None),

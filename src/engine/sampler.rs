@@ -16,10 +16,12 @@
 //! holds a naive twin and numbers worked by hand against each of them.
 
 mod exp;
+mod ranking;
 
 use super::mask::TokenMask;
 use crate::request::{Logprobs, PromptLogprobs, SamplingParams};
 use exp::{exp_nonpositive, sum_exp};
+use ranking::{Ranking, key_id, key_score};
 
 /// Why no token could be drawn: the logits are the machine's fault, not the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -75,11 +77,40 @@ impl<'a> Draw<'a> {
         Draw { params, seed, choice: 0, tokens, prompt_len, mask, ruled_out }
     }
 
+    /// How much of a row of `vocab` logits it looks at.
+    pub fn needed(&self, vocab: usize) -> Needed {
+        let params = self.params;
+        if !self.leaves_logits_alone() || params.logprobs.is_some() {
+            return Needed::All;
+        }
+        match params.top_k {
+            _ if params.temperature == 0.0 => Needed::Likeliest,
+            count if (1..vocab).contains(&count) => Needed::First(count),
+            _ => Needed::All,
+        }
+    }
+
+    /// Where its token is within the kept mass, from 0 to below 1.
+    fn uniform(&self) -> f64 {
+        uniform(self.seed.wrapping_add(self.choice as u64), self.tokens.len() as u64)
+    }
+
     /// Whether the logits are used as the model gave them.
     fn leaves_logits_alone(&self) -> bool {
         let rules_out = self.mask.is_some() || self.ruled_out.iter().any(|ids| !ids.is_empty());
         self.params.leaves_logits_alone() && !rules_out
     }
+}
+
+/// How much of a row of logits a draw looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    /// Its likeliest token, the lowest id of equals.
+    Likeliest,
+    /// So many tokens: the first by falling logit, equal ones by rising id.
+    First(usize),
+    /// Every token.
+    All,
 }
 
 /// A drawn token.
@@ -132,6 +163,25 @@ impl Sampler {
         };
         let logprobs = params.logprobs.map(|top| logprobs(logits, id, top, &mut self.keys));
         Ok(Sampled { id, logprobs })
+    }
+
+    /// Draws one token from those that the draw looks at ([`Needed::First`]): each with its logit,
+    /// in their order. It has the bits of a draw from the whole row, which is a distribution.
+    ///
+    /// # Panics
+    /// When there are none.
+    pub fn draw_first(
+        &mut self,
+        first: impl Iterator<Item = (u32, f32)>,
+        draw: &Draw<'_>,
+    ) -> Sampled {
+        let mut ranking = Ranking::of_first(first, &mut self.keys);
+        let max = f64::from(key_score(ranking.key(0)));
+        let filters = Filters::new(draw.params, max);
+        let limit = ranking.len();
+        let total = filters.total_of_first(&mut ranking, limit);
+        let id = filters.walk(&mut ranking, limit, total, draw.uniform(), &mut self.sums);
+        Sampled { id, logprobs: None }
     }
 
     /// How likely `token` is, and the `top` likeliest in its place.
@@ -254,13 +304,19 @@ fn set_finite(score: &mut f32, value: f32) {
 
 fn choose(scores: &[f32], draw: &Draw<'_>, keys: &mut Vec<u64>, sums: &mut Vec<f64>) -> u32 {
     let best = argmax(scores);
-    if draw.params.temperature == 0.0 {
+    let params = draw.params;
+    if params.temperature == 0.0 {
         return best as u32;
     }
-    let stream = draw.seed.wrapping_add(draw.choice as u64);
-    let u = uniform(stream, draw.tokens.len() as u64);
-    let max = f64::from(scores[best]);
-    inverse_cdf(scores, max, draw.params, u, keys, sums)
+    let filters = Filters::new(params, f64::from(scores[best]));
+    let mut ranking = Ranking::new(scores, keys);
+    let limit = if params.top_k == 0 { scores.len() } else { params.top_k.min(scores.len()) };
+    let total = if limit < scores.len() {
+        filters.total_of_first(&mut ranking, limit)
+    } else {
+        sum_exp(scores, filters.max, filters.rate)
+    };
+    filters.walk(&mut ranking, limit, total, draw.uniform(), sums)
 }
 
 /// The highest score, the lower id among equals.
@@ -271,45 +327,59 @@ fn argmax(scores: &[f32]) -> usize {
 
 /// Filters and walks. Weights are relative to the likeliest token, whose weight is 1: that makes
 /// `min_p` a plain bound, and top-p the only filter that needs a total.
-fn inverse_cdf(
-    scores: &[f32],
+struct Filters<'a> {
+    params: &'a SamplingParams,
+    /// The score of the likeliest token.
     max: f64,
-    params: &SamplingParams,
-    u: f64,
-    keys: &mut Vec<u64>,
-    sums: &mut Vec<f64>,
-) -> u32 {
-    let rate = 1.0 / f64::from(params.temperature);
-    let weight = |key| exp_nonpositive((f64::from(scores[key_id(key)]) - max) * rate);
-    let mut ranking = Ranking::new(scores, keys);
+    /// One over the temperature.
+    rate: f64,
+}
 
-    let limit = if params.top_k == 0 { scores.len() } else { params.top_k.min(scores.len()) };
-    let total = if limit < scores.len() {
-        ranking.first(limit).iter().map(|&key| weight(key)).sum()
-    } else {
-        sum_exp(scores, max, rate)
-    };
-    let nucleus = f64::from(params.top_p) * total;
-    let filtered = params.top_p < 1.0 || params.min_p > 0.0;
-
-    sums.clear();
-    let mut sum = 0.0;
-    for rank in 0..limit {
-        let weight = weight(ranking.key(rank));
-        if weight < f64::from(params.min_p) || weight == 0.0 {
-            break;
-        }
-        sum += weight;
-        sums.push(sum);
-        let passed = if filtered { params.top_p < 1.0 && sum >= nucleus } else { sum > u * total };
-        if passed {
-            break;
-        }
+impl<'a> Filters<'a> {
+    fn new(params: &'a SamplingParams, max: f64) -> Filters<'a> {
+        Filters { params, max, rate: 1.0 / f64::from(params.temperature) }
     }
-    let mass = if filtered { sum } else { total };
-    // Rounding can leave `u * mass` at or above the last sum: the last kept token is meant then.
-    let rank = sums.partition_point(|&sum| sum <= u * mass).min(sums.len() - 1);
-    key_id(ranking.key(rank)) as u32
+
+    fn weight(&self, key: u64) -> f64 {
+        exp_nonpositive((f64::from(key_score(key)) - self.max) * self.rate)
+    }
+
+    /// The mass of the first `limit` tokens.
+    fn total_of_first(&self, ranking: &mut Ranking<'_>, limit: usize) -> f64 {
+        ranking.first(limit).iter().map(|&key| self.weight(key)).sum()
+    }
+
+    /// The token at `u` of the kept mass of the first `limit` tokens, whose mass is `total`.
+    fn walk(
+        &self,
+        ranking: &mut Ranking<'_>,
+        limit: usize,
+        total: f64,
+        u: f64,
+        sums: &mut Vec<f64>,
+    ) -> u32 {
+        let (top_p, min_p) = (f64::from(self.params.top_p), f64::from(self.params.min_p));
+        let filtered = top_p < 1.0 || min_p > 0.0;
+        let nucleus = top_p * total;
+        sums.clear();
+        let mut sum = 0.0;
+        for rank in 0..limit {
+            let weight = self.weight(ranking.key(rank));
+            if weight < min_p || weight == 0.0 {
+                break;
+            }
+            sum += weight;
+            sums.push(sum);
+            let passed = if filtered { top_p < 1.0 && sum >= nucleus } else { sum > u * total };
+            if passed {
+                break;
+            }
+        }
+        let mass = if filtered { sum } else { total };
+        // Rounding can leave `u * mass` at or above the last sum: the last kept token is meant.
+        let rank = sums.partition_point(|&sum| sum <= u * mass).min(sums.len() - 1);
+        key_id(ranking.key(rank)) as u32
+    }
 }
 
 /// Raw log-probabilities of the drawn token and of the `top` likeliest.
@@ -324,76 +394,4 @@ fn logprobs(logits: &[f32], id: u32, top: usize, keys: &mut Vec<u64>) -> Logprob
         likeliest.extend(first.iter().map(|&key| (key_id(key) as u32, logprob(key_id(key)))));
     }
     Logprobs { chosen: logprob(id as usize), top: likeliest }
-}
-
-/// Tokens in descending order of score, equal ones by rising id, sorted as far as was asked.
-struct Ranking<'a> {
-    keys: &'a mut Vec<u64>,
-    sorted: usize,
-}
-
-impl<'a> Ranking<'a> {
-    /// Each time the sorted part is exhausted it grows this many times.
-    const GROWTH: usize = 8;
-    /// Tokens sorted at first: most nuclei are smaller.
-    const START: usize = 64;
-
-    fn new(scores: &[f32], keys: &'a mut Vec<u64>) -> Self {
-        keys.clear();
-        keys.extend(scores.iter().enumerate().map(|(id, &score)| order_key(score, id)));
-        Self { keys, sorted: 0 }
-    }
-
-    fn key(&mut self, rank: usize) -> u64 {
-        if rank >= self.sorted {
-            self.sort((self.sorted * Self::GROWTH).max(Self::START).min(self.keys.len()));
-        }
-        self.keys[rank]
-    }
-
-    fn first(&mut self, count: usize) -> &[u64] {
-        if count > self.sorted {
-            self.sort(count);
-        }
-        &self.keys[..count]
-    }
-
-    fn sort(&mut self, wanted: usize) {
-        let rest = &mut self.keys[self.sorted..];
-        let added = wanted - self.sorted;
-        if added < rest.len() {
-            rest.select_nth_unstable(added);
-        }
-        rest[..added].sort_unstable();
-        self.sorted = wanted;
-    }
-}
-
-/// A number that rises as the score falls, and with the id among equal scores.
-fn order_key(score: f32, id: usize) -> u64 {
-    // Adding zero turns -0.0 into 0.0, which it equals.
-    let bits = (score + 0.0).to_bits();
-    let rising = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    u64::from(!rising) << 32 | id as u64
-}
-
-fn key_id(key: u64) -> usize {
-    (key & u64::from(u32::MAX)) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranking_is_the_full_sort_however_far_it_is_asked() {
-        let scores: Vec<f32> =
-            (0..5_000).map(|i| (uniform(7, i) * 40.0).floor() as f32 - 20.0).collect();
-        let mut expected: Vec<usize> = (0..scores.len()).collect();
-        expected.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
-        let mut keys = Vec::new();
-        let mut ranking = Ranking::new(&scores, &mut keys);
-        assert_eq!(ranking.first(3).len(), 3);
-        assert!((0..scores.len()).map(|rank| key_id(ranking.key(rank))).eq(expected));
-    }
 }

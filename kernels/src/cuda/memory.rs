@@ -64,16 +64,24 @@ impl Memory {
         unsafe { result::memcpy_htod_async(at, bytes, stream) }.named("copying to the device")
     }
 
-    fn read(&self, cuda: &Cuda, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+    /// Copies after the kernels given before. The target stays where it is until
+    /// [`Cuda::finish`].
+    fn start_read(&self, cuda: &Cuda, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         check(self.bytes, offset, bytes.len());
-        if !bytes.is_empty() {
-            self.owner.context.bind_to_thread().named("entering the device's context")?;
-            let (at, stream) = (self.at + offset as u64, cuda.stream.cu_stream());
-            // SAFETY: in bounds by `check`, and the target is not given back before `finish`.
-            let copied = unsafe { result::memcpy_dtoh_async(bytes, at, stream) };
-            copied.named("copying from the device")?;
+        if bytes.is_empty() {
+            return Ok(());
         }
-        cuda.finish()
+        self.owner.context.bind_to_thread().named("entering the device's context")?;
+        let (at, stream) = (self.at + offset as u64, cuda.stream.cu_stream());
+        // SAFETY: in bounds by `check`, and the callers do not give the target back before
+        // `finish`.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, at, stream) };
+        copied.named("copying from the device")
+    }
+
+    fn read(&self, cuda: &Cuda, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let copied = self.start_read(cuda, offset, bytes);
+        cuda.finish().and(copied)
     }
 }
 
@@ -246,6 +254,17 @@ impl<T: Pod> DeviceBuffer<T> {
     /// When there are fewer.
     pub fn read_into(&self, cuda: &Cuda, values: &mut [T]) -> Result<(), CudaError> {
         self.memory.read(cuda, 0, bytemuck::cast_slice_mut(values))
+    }
+
+    /// Starts a copy of values from `first` on, for a caller that keeps `bytes` where they are
+    /// until [`Cuda::finish`].
+    pub(super) fn start_read(
+        &self,
+        cuda: &Cuda,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CudaError> {
+        self.memory.start_read(cuda, first * size_of::<T>(), bytes)
     }
 
     /// All values.
@@ -432,10 +451,49 @@ pub struct HostArena {
     last: [Option<Arc<CudaEvent>>; 2],
 }
 
+/// Bytes of the host that a device copies to and from.
 #[derive(Debug)]
-enum HostBytes {
+pub(super) enum HostBytes {
     Pinned(Pinned),
     Pageable(Arena),
+}
+
+impl HostBytes {
+    /// `bytes` zero bytes, pinned if the system agrees.
+    pub fn pinned_or_not(cuda: &Cuda, bytes: usize) -> Result<HostBytes, CudaError> {
+        match Pinned::new(cuda, bytes) {
+            Ok(pinned) => Ok(HostBytes::Pinned(pinned)),
+            Err(_) => HostBytes::pageable(bytes),
+        }
+    }
+
+    fn pageable(bytes: usize) -> Result<HostBytes, CudaError> {
+        let arena = Arena::new(bytes);
+        Ok(HostBytes::Pageable(arena.map_err(|_| CudaError::OutOfMemory { bytes, free: 0 })?))
+    }
+
+    /// How many.
+    fn len(&self) -> usize {
+        match self {
+            HostBytes::Pinned(pinned) => pinned.bytes,
+            HostBytes::Pageable(arena) => arena.bytes(),
+        }
+    }
+
+    /// Some of the bytes. Whoever starts a copy of them waits for it before it asks for them
+    /// again or drops them; copies of others may be under way.
+    pub fn part(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        match self {
+            HostBytes::Pinned(pinned) => pinned.part(at, bytes),
+            HostBytes::Pageable(arena) => arena.values_mut(at, bytes),
+        }
+    }
+}
+
+impl Default for HostBytes {
+    fn default() -> HostBytes {
+        HostBytes::Pageable(Arena::new(0).expect("no bytes are always there"))
+    }
 }
 
 impl HostArena {
@@ -449,11 +507,8 @@ impl HostArena {
         bytes: usize,
         budget: usize,
     ) -> Result<(HostArena, Option<NotPinned>), CudaError> {
-        let pageable = |why| {
-            let arena = Arena::new(bytes);
-            let arena = arena.map_err(|_| CudaError::OutOfMemory { bytes, free: 0 })?;
-            Ok((HostArena { bytes: HostBytes::Pageable(arena), last: [None, None] }, why))
-        };
+        let pageable =
+            |why| Ok((HostArena { bytes: HostBytes::pageable(bytes)?, last: [None, None] }, why));
         if bytes == 0 {
             return pageable(None);
         }
@@ -470,10 +525,7 @@ impl HostArena {
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        match &self.bytes {
-            HostBytes::Pinned(pinned) => pinned.bytes,
-            HostBytes::Pageable(arena) => arena.bytes(),
-        }
+        self.bytes.len()
     }
 
     /// Whether copies run beside kernels.
@@ -495,13 +547,8 @@ impl HostArena {
     /// When the device fails.
     pub fn write(&mut self) -> Result<&mut [u8], CudaError> {
         self.wait()?;
-        Ok(match &mut self.bytes {
-            HostBytes::Pinned(pinned) => pinned.all(),
-            HostBytes::Pageable(arena) => {
-                let bytes = arena.bytes();
-                arena.values_mut(0, bytes)
-            }
-        })
+        let bytes = self.bytes.len();
+        Ok(self.bytes.part(0, bytes))
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {
@@ -512,14 +559,6 @@ impl HostArena {
             }
         }
         Ok(())
-    }
-
-    /// The bytes at a piece, for a copy that the arena waits for before it gives them to anybody.
-    fn piece(&mut self, at: usize, bytes: usize) -> &mut [u8] {
-        match &mut self.bytes {
-            HostBytes::Pinned(pinned) => pinned.part(at, bytes),
-            HostBytes::Pageable(arena) => arena.values_mut(at, bytes),
-        }
     }
 }
 
@@ -657,7 +696,7 @@ impl Cuda {
         let handle = stream.cu_stream();
         let copied = pieces.iter().filter(|piece| piece.bytes > 0).try_for_each(|piece| {
             let at = device.address() + piece.device as u64;
-            let bytes = host.piece(piece.host, piece.bytes);
+            let bytes = host.bytes.part(piece.host, piece.bytes);
             // SAFETY: in bounds by `check`. The arena waits for the event recorded below before it
             // gives its bytes to anybody or frees them.
             unsafe {

@@ -37,6 +37,7 @@ pub mod gqa;
 #[cfg(feature = "cust")]
 mod interop_cust;
 pub mod kda;
+mod landing;
 mod launch;
 mod memory;
 pub mod mla;
@@ -49,6 +50,7 @@ mod survey;
 
 pub use device::{Cuda, Graph, Options, Properties};
 pub use error::CudaError;
+pub use landing::Landing;
 pub use memory::{
     DeviceArena, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSlice, Direction, HostArena,
     NotPinned, Piece, Transfer,

@@ -1,6 +1,7 @@
 //! Bytes that a model takes on a device besides its weights: known before any weight is loaded.
 
 use kernels::cuda::kda;
+use kernels::cuda::sampling::{Candidate, Judged, MOST_FIRST};
 use kernels::{CELL_LEN, SEGMENT_LEN};
 
 use super::Most;
@@ -17,7 +18,8 @@ pub(super) fn work_bytes(spec: &ModelSpec, most: Most) -> usize {
     let (values, halves) = row(spec, &widest);
     let rows = most.rows.saturating_mul(4 * values + 2 * halves);
     let rounded = most.rows.max(most.logits).saturating_mul(2 * (widest.input + 8));
-    let logits = most.logits.saturating_mul(4 * (spec.hidden + spec.vocab_size));
+    let first = size_of::<Judged>() + MOST_FIRST.min(spec.vocab_size) * size_of::<Candidate>();
+    let logits = most.logits.saturating_mul(4 * (spec.hidden + spec.vocab_size) + first);
     let layers = spec.layers.iter().map(|layer| copies(&layer.mixer)).sum::<usize>();
     [rows, rounded, logits, 4 * layers, 4 * shared(spec, most), most.table().bytes(), SMALL]
         .into_iter()

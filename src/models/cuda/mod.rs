@@ -1,16 +1,18 @@
 //! A model on a CUDA device: the decoder of [`super::decoder`] over the device's memory.
 //!
 //! The layers, their order and what they remember are those of the CPU; operators are
-//! [`kernels::cuda`]'s, held to the same definitions. A batch goes up as one table, logits come
-//! down; nothing else crosses the link in a step.
+//! [`kernels::cuda`]'s, held to the same definitions. A batch goes up as one table, and what draws
+//! look at comes down: a token, some with their logits, or a row of logits.
 //!
 //! ```text
-//! forward    upload -> layers of `network` | graph of `graphs` -> logits
+//! run     upload -> layers of `network` | graph of `graphs` -> logits on the device
+//! take    likeliest tokens, first tokens, rows
 //! ```
 
 mod bytes;
 mod ffn;
 mod graphs;
+mod logits;
 mod mixer;
 mod network;
 mod self_test;
@@ -31,6 +33,8 @@ use super::decoder::Model;
 use super::files::{ModelFiles, ModelWeights};
 use super::layout::{LayerLayout, StateLayout};
 use super::spec::ModelSpec;
+
+pub use self::logits::{Taken, Wanted};
 
 /// The most that batches of a model have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,16 +167,17 @@ impl CudaModel {
         self.graphs.replays()
     }
 
-    /// Runs a batch: writes its states and per-token rows to `arena`, and returns the logits it
-    /// asks for, `[sources][vocab_size]`. A batch of one generated token for each sequence runs as
-    /// a graph, from the second of its shape on; bits are those that it would have otherwise.
+    /// Runs a batch: writes its states and per-token rows to `arena`, and leaves the logits it asks
+    /// for on the device ([`CudaModel::take`]). A batch of one generated token for each sequence
+    /// runs as a graph, from the second of its shape on; bits are those that it would have
+    /// otherwise.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
     /// When the batch breaks a rule of [`Batch::check`] or is larger than the model was made for.
-    pub fn forward(&mut self, batch: &Batch, arena: &mut DeviceArena) -> Result<&[f32], CudaError> {
+    pub fn run(&mut self, batch: &Batch, arena: &mut DeviceArena) -> Result<(), CudaError> {
         let spans = batch.check(self.layout.slot_bytes);
         for copy in &batch.copies {
             arena.copy_within(&self.cuda, copy.source, copy.target, self.layout.block_bytes)?;
@@ -183,11 +188,34 @@ impl CudaModel {
             self.compute(batch, spans, arena, shape)?;
             let rows = (0..).map(LogitSource::Row);
             if shape.is_some() && batch.logits.iter().copied().eq(rows.take(batch.logits.len())) {
-                let CudaModel { cuda, network, work, .. } = self;
-                return work.take_logits(cuda, batch.logits.len(), network.head());
+                self.work.logits.set_count(batch.logits.len());
+                return Ok(());
             }
         }
-        self.logits(&batch.logits, arena)
+        self.compute_logits(&batch.logits, arena)
+    }
+
+    /// [`CudaModel::run`], and all logits, `[sources][vocab_size]`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// As [`CudaModel::run`].
+    pub fn forward(&mut self, batch: &Batch, arena: &mut DeviceArena) -> Result<&[f32], CudaError> {
+        self.run(batch, arena)?;
+        self.work.logits.all(&self.cuda)
+    }
+
+    /// Waits, and takes what is wanted of the last logits to the host.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When more first tokens are wanted than there can be, or a row that is not there.
+    pub fn take(&mut self, wanted: Wanted<'_>) -> Result<Taken<'_>, CudaError> {
+        self.work.logits.take(&self.cuda, wanted)
     }
 
     /// The rows of a batch; of one that has a shape, the logits of all rows too.
@@ -221,7 +249,9 @@ impl CudaModel {
         }
         let mut run = || {
             network.forward(&step, arena, work)?;
-            work.logits_of_rows(cuda, network.head(), shape.rows)
+            let Workspace { normed, logits, rounded, .. } = &mut *work;
+            let x = (normed.rows(shape.rows, spec.hidden), shape.rows);
+            logits.of_rows(cuda, network.head(), x, rounded)
         };
         // This step as it is, which loads its kernels; the next of its shape as a graph.
         run()?;
@@ -244,7 +274,16 @@ impl CudaModel {
         sources: &[LogitSource],
         arena: &DeviceArena,
     ) -> Result<&[f32], CudaError> {
-        let CudaModel { cuda, layout, work, network, rows, .. } = self;
+        self.compute_logits(sources, arena)?;
+        self.work.logits.all(&self.cuda)
+    }
+
+    fn compute_logits(
+        &mut self,
+        sources: &[LogitSource],
+        arena: &DeviceArena,
+    ) -> Result<(), CudaError> {
+        let CudaModel { cuda, spec, layout, work, network, rows, .. } = self;
         let origin = |source: &LogitSource| match source {
             LogitSource::Row(row) => Origin::Row(*row),
             LogitSource::Slot(slot) => {
@@ -253,7 +292,9 @@ impl CudaModel {
             }
         };
         let origins: Vec<Origin> = sources.iter().map(origin).collect();
-        work.logits(cuda, network.head(), (*rows, arena), &origins)
+        let Workspace { normed, logits, rounded, .. } = work;
+        let x = (normed.rows(*rows, spec.hidden), arena);
+        logits.of_origins(cuda, network.head(), x, &origins, rounded)
     }
 }
 

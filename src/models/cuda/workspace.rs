@@ -3,15 +3,12 @@
 use kernels::SEGMENT_LEN;
 use kernels::cuda::dense::{self, Frequencies, Scale};
 use kernels::cuda::gemm::RoundedRows;
-use kernels::cuda::rows::{self, Origin, Origins};
-use kernels::cuda::{
-    Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceRows, DeviceSpans, gqa, kda, mla,
-};
+use kernels::cuda::{Cuda, CudaError, DeviceBuffer, DeviceRows, DeviceSpans, gqa, kda, mla};
 use kernels::rope::Rope;
 
 use super::Most;
 use super::ffn::Routed;
-use super::weights::{DeviceTensor, Multiplied};
+use super::logits::Logits;
 use crate::models::spec::{Ffn, Mixer, ModelSpec};
 
 /// Positions whose latents are expanded at once.
@@ -44,11 +41,7 @@ pub(super) struct Workspace {
     pub mla: Option<mla::Workspace>,
     pub gqa: Option<gqa::Workspace>,
     pub routed: Option<Routed>,
-    origins: Origins,
-    head_rows: DeviceBuffer<f32>,
-    logits: DeviceBuffer<f32>,
-    /// The logits on the host.
-    host_logits: Vec<f32>,
+    pub logits: Logits,
 }
 
 /// Cosines and sines of a step's positions, for each rotation of the model.
@@ -119,10 +112,7 @@ impl Workspace {
             mla,
             gqa,
             routed,
-            origins: Origins::new(cuda, most.logits)?,
-            head_rows: DeviceBuffer::zeros(cuda, most.logits * spec.hidden)?,
-            logits: DeviceBuffer::zeros(cuda, most.logits * spec.vocab_size)?,
-            host_logits: Vec::new(),
+            logits: Logits::new(cuda, most.logits, (spec.hidden, spec.vocab_size))?,
         })
     }
 
@@ -166,49 +156,6 @@ impl Workspace {
         let width = weights.len();
         let (x, out) = (self.x.rows(rows, width), self.normed.rows_mut(rows, width));
         dense::rms_norm(cuda, x, Scale::Plain(weights.slice()), eps, out)
-    }
-
-    /// The logits of hidden rows, `[origins][vocabulary]`, on the host.
-    pub fn logits(
-        &mut self,
-        cuda: &Cuda,
-        head: &DeviceTensor,
-        (rows, arena): (usize, &DeviceArena),
-        origins: &[Origin],
-    ) -> Result<&[f32], CudaError> {
-        let (count, width) = (origins.len(), head.size().1);
-        if count > 0 {
-            let x = (self.normed.rows(rows, width), arena);
-            let head_rows = self.head_rows.rows_mut(count, width);
-            rows::gather(cuda, x, origins, &mut self.origins, head_rows)?;
-            let x = Multiplied::new(cuda, self.head_rows.rows(count, width), &mut self.rounded)?;
-            x.times(cuda, std::slice::from_ref(head), &mut self.logits, count)?;
-        }
-        self.take_logits(cuda, count, head)
-    }
-
-    /// Computes the logits of the first `count` hidden rows, in order.
-    pub fn logits_of_rows(
-        &mut self,
-        cuda: &Cuda,
-        head: &DeviceTensor,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        let x = self.normed.rows(count, head.size().1);
-        let x = Multiplied::new(cuda, x, &mut self.rounded)?;
-        x.times(cuda, std::slice::from_ref(head), &mut self.logits, count)
-    }
-
-    /// Waits, and takes the first `count` rows of logits to the host.
-    pub fn take_logits(
-        &mut self,
-        cuda: &Cuda,
-        count: usize,
-        head: &DeviceTensor,
-    ) -> Result<&[f32], CudaError> {
-        self.host_logits.resize(count * head.rows(), 0.0);
-        self.logits.read_into(cuda, &mut self.host_logits)?;
-        Ok(&self.host_logits)
     }
 }
 
