@@ -299,6 +299,22 @@ fn a_static_batch_of_several_steps_prompts_is_not_closed_by_the_look_at_lower_nu
 }
 
 #[test]
+fn nobody_of_a_static_batch_is_pushed_out_for_one_who_could_not_come_in() {
+    let mut server = Server::new(2, |limits| {
+        (limits.batching, limits.policy) = (Batching::Static, Policy::Priority);
+    });
+    let batch = [5, 5].map(|number| {
+        let prompt = Prompt { priority: Some(number), ..Prompt::new(&[1; 100], 50) };
+        server.submit_prompt(&prompt)
+    });
+    server.step(|_| 50);
+    let first = server.submit_prompt(&Prompt { priority: Some(1), ..Prompt::new(&[1; 100], 50) });
+    server.step(|_| 50);
+    assert!(batch.iter().all(|id| server.runs(*id)), "pushed out");
+    assert_eq!(server.ends(|_| 50), [batch[0], batch[1], first]);
+}
+
+#[test]
 fn caps_bound_the_tokens_of_a_step_and_who_comes_in_but_push_nobody_out() {
     let mut server = Server::new(8, |_| {});
     let ids: Vec<_> = (0..8).map(|_| server.submit(100, 50, None)).collect();

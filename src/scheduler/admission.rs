@@ -339,7 +339,9 @@ impl Scheduler {
     /// Under `priority` the first sequence that is not on the device pushes out a running one of a
     /// strictly higher number, when it lacks a place or memory.
     pub(super) fn make_way(&mut self, step: &mut Planning) {
-        let (parked, waiting) = (self.parked.first(), self.waiting.first());
+        // Who waits for the end of a batch is helped by nobody's leaving.
+        let waiting = self.waiting.first().filter(|_| !self.is_closed);
+        let parked = self.parked.first();
         let (first, watermark) = match (parked, waiting) {
             (_, Some(waiting)) if parked.is_none_or(|parked| waiting.priority < parked.0) => {
                 ((waiting.priority, waiting.id), self.watermark())
