@@ -37,6 +37,27 @@ fn weighed(config: &Path, threads: &str, more: &[&str]) -> String {
     line.unwrap_or_else(|| panic!("{told}")).to_owned()
 }
 
+/// Minutes of work would be for nothing.
+#[test]
+fn what_cannot_be_written_is_told_before_anything_is_measured_and_no_file_is_left() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (out, nowhere) = (folder.path().join("h.json"), folder.path().join("no/h.json"));
+    let json = format!("--json={}", arg(&nowhere));
+    for (args, named) in [
+        (["--out", arg(folder.path())].as_slice(), folder.path()),
+        (&["--out", arg(&nowhere)], &nowhere),
+        (&["--out", arg(&out), &json], &nowhere),
+        (&["--out", arg(&out), "--svg", arg(&nowhere)], &nowhere),
+        (&["--out", arg(&out), "--model", arg(&nowhere)], &nowhere),
+    ] {
+        let output = run(&[&["calibrate"], args].concat());
+        let told = stderr(&output);
+        assert!(told.lines().count() == 1 && told.contains(arg(named)), "{args:?}: {told}");
+        assert!(!output.status.success(), "{args:?}");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "{args:?}");
+    }
+}
+
 #[test]
 fn a_profile_is_written_found_by_its_name_and_used_where_it_was_made_for() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -94,6 +94,28 @@ fn a_slow_link_makes_swap_take_as_long_as_its_bytes_do() {
         }
     }
     assert!(report["title"].as_str().expect("a title").ends_with("GB/s"), "{report}");
+    // A hybrid's, over a link that carries a slot in 40 ms: out and in are 80 before any token.
+    let args = ["--lengths", "64,128,640", "-t", "1", "--link-gbps"];
+    let slot = number(&crossover(&[&args[..], &["1"]].concat())["constants"]["slot_bytes"]);
+    let report = crossover(&[&args[..], &[&format!("{}", slot / 0.04 / 1e9)]].concat());
+    let line = &report["swap_line"];
+    assert!(number(&line["r_squared"]) > 0.98, "{line}");
+    let (intercept, slope) = (number(&line["intercept_ms"]), number(&line["slope_ms"]));
+    assert!(intercept > 76.0 && (0.5..2.0).contains(&(slope / 0.1138)), "{line}");
+}
+
+/// SEEDS.md section 4.7: `V / kv` tokens' worth of state come before the first token's rows.
+#[test]
+fn a_hybrids_swap_is_a_line_that_begins_with_its_state() {
+    for (name, tokens) in [("k3", 7_851.0), ("kimi-linear", 5_384.0)] {
+        let lengths = ["--lengths", "4096,8192,65536", "--link-gbps", "16"];
+        let report = modelled("h100-seed-a", name, &lengths);
+        let swap = |len| number(&row(&report, len, "swap").expect("a row")["model_ms"]);
+        let slope = (swap(8_192) - swap(4_096)) / 4_096.0;
+        let intercept = swap(4_096) - 4_096.0 * slope;
+        assert_near(&(intercept / slope).into(), tokens, name);
+        assert_near(&swap(65_536).into(), intercept + 65_536.0 * slope, name);
+    }
 }
 
 #[test]

@@ -103,12 +103,22 @@ fn a_long_prompt_that_waited_passes_shorter_ones_that_came_with_it() {
 
 #[test]
 fn a_stream_of_short_prompts_starves_a_long_one_only_without_ageing() {
-    for (ageing, ends_within) in [(0.0, None), (1.0, Some(120))] {
+    starves_without_ageing(8_192, 120);
+}
+
+#[test]
+fn a_stream_of_prompts_starves_one_that_is_little_longer_only_without_ageing() {
+    starves_without_ageing(520, 20);
+}
+
+/// A prompt of `len` tokens beside a stream of such of 512: with ageing it ends within `steps`.
+fn starves_without_ageing(len: usize, steps: usize) {
+    for (ageing, ends_within) in [(0.0, None), (1.0, Some(steps))] {
         let mut server = Server::new(1, |limits| {
             (limits.policy, limits.sjf_ageing) = (Policy::Sjf, ageing);
             limits.cost.tokens_per_second = 1e5;
         });
-        let long = server.submit(8_192, 1, None);
+        let long = server.submit(len, 1, None);
         let mut ended_at = None;
         for step in 0..400 {
             server.submit(512, 1, None);

@@ -85,15 +85,14 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
         }
     };
     // Before minutes of work: a file that cannot be written is told at once.
-    args.drawing.files().try_for_each(check_writable)?;
-    let draft = draft(&path)?;
+    let target = args.report.target();
+    let files = [path.as_path()].into_iter().chain(target.file()).chain(args.drawing.files());
+    files.into_iter().try_for_each(check_writable)?;
     let files = Files::open_on_cpu(common, isa)?.model;
     let name = common.model.as_ref().map_or(EMBEDDED.into(), |path| path.display().to_string());
     let model = profiles::model(&name)?;
-    let report = measure(common, isa, files, (&name, &model));
-    let (report, chart) = report.inspect_err(|_| drop(fs::remove_file(&draft)))?;
-    save(&report.hardware, &draft, &path)?;
-    let target = args.report.target();
+    let (report, chart) = measure(common, isa, files, (&name, &model))?;
+    save(&report.hardware, &path)?;
     if target != JsonTarget::Output {
         print(&format!("{report}written to {}\n", path.display()))?;
     }
@@ -101,16 +100,11 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     target.write(&serde_json::json!(report))
 }
 
-/// A new file beside `path`: what is written there replaces the old one at once.
-fn draft(path: &Path) -> Result<PathBuf, CliError> {
-    let draft = beside(path);
-    fs::write(&draft, "").map_err(|source| CliError::file(path, source))?;
-    Ok(draft)
-}
-
-fn save(hardware: &HardwareProfile, draft: &Path, path: &Path) -> Result<(), CliError> {
+/// Writes a profile under another name first, so that the old one is there until it is whole.
+fn save(hardware: &HardwareProfile, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(hardware).expect("a profile is numbers and names");
-    let written = fs::write(draft, text + "\n").and_then(|()| fs::rename(draft, path));
+    let draft = beside(path);
+    let written = fs::write(&draft, text + "\n").and_then(|()| fs::rename(&draft, path));
     written.map_err(|source| CliError::file(path, source))
 }
 

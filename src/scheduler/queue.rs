@@ -72,8 +72,7 @@ pub(super) fn key_of(number: f64) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     ranks: BTreeSet<Rank>,
-    /// Of those, the ones that age: by the class of their cost, then by their aged key.
-    ageing: BTreeMap<u16, BTreeSet<(u64, Rank)>>,
+    ageing: Ageing,
     /// Of those, the long ones.
     long: BTreeSet<Rank>,
 }
@@ -83,21 +82,15 @@ impl Queue {
         self.ranks.insert(rank);
         self.long.extend(ticket.is_long.then_some(rank));
         if let Some(aged) = ticket.aged {
-            self.ageing.entry(class_of(rank.key)).or_default().insert((aged, rank));
+            self.ageing.insert(aged, rank);
         }
     }
 
     pub fn remove(&mut self, rank: Rank, ticket: Ticket) {
         self.ranks.remove(&rank);
         self.long.remove(&rank);
-        let class = class_of(rank.key);
-        if let Some(aged) = ticket.aged
-            && let Some(alike) = self.ageing.get_mut(&class)
-        {
-            alike.remove(&(aged, rank));
-            if alike.is_empty() {
-                self.ageing.remove(&class);
-            }
+        if let Some(aged) = ticket.aged {
+            self.ageing.remove(aged, rank);
         }
     }
 
@@ -124,30 +117,58 @@ impl Queue {
         self.ranks.iter()
     }
 
-    /// One that costs clearly more than the cheapest of those that have not been promoted, and
-    /// whose cost, aged by `ageing` seconds a second until `now`, is no more than the cheapest's,
-    /// which does not age: it is to be promoted (SEEDS.md C53). An order by aged costs alone would
-    /// never change among those that came together, since all age alike (C55).
+    /// One that costs more than the cheapest of those that have not been promoted, and whose cost,
+    /// aged by `ageing` seconds a second until `now`, is no more than the cheapest's, which does
+    /// not age: it is to be promoted (SEEDS.md C53). An order by aged costs alone would never
+    /// change among those that came together, since all age alike (C55).
     pub fn to_promote(&self, ageing: f64, now: Duration) -> Option<Rank> {
-        let classes = self.ageing.iter();
-        let (&least_class, _) = classes.clone().next()?;
         // Who ages has no priority, and who is promoted no key.
         let least = Rank { priority: 0, key: 1, id: SequenceId(0) };
         let cheapest = self.next(Bound::Included(least))?.key;
         let limit = cheapest.saturating_add(key_of(ageing * now.as_secs_f64()));
-        let dearer = classes.skip_while(|(class, _)| **class <= least_class);
-        let first = dearer.filter_map(|(_, alike)| alike.first()).min()?;
-        (first.0 <= limit).then_some(first.1)
+        let (aged, rank) = self.ageing.first_but(cheapest)?;
+        (aged <= limit).then_some(rank)
     }
 }
 
-/// Costs in one class differ by an eighth at most: the position of the highest bit, and the three
-/// bits behind it.
-fn class_of(key: u64) -> u16 {
-    let bits = u64::BITS - key.leading_zeros();
-    let next = (key << key.leading_zeros().min(63) << 1) >> (u64::BITS - 3);
-    // Both are below 65.
-    (bits << 3) as u16 | next as u16
+/// Those who age.
+#[derive(Debug, Default)]
+struct Ageing {
+    /// By their cost, those of one in the order of their aged keys.
+    costs: BTreeMap<u64, BTreeSet<(u64, Rank)>>,
+    /// The first of each cost.
+    firsts: BTreeSet<(u64, Rank)>,
+}
+
+impl Ageing {
+    fn insert(&mut self, aged: u64, rank: Rank) {
+        self.change(rank.key, |alike| alike.insert((aged, rank)));
+    }
+
+    fn remove(&mut self, aged: u64, rank: Rank) {
+        self.change(rank.key, |alike| alike.remove(&(aged, rank)));
+    }
+
+    fn change(&mut self, cost: u64, change: impl FnOnce(&mut BTreeSet<(u64, Rank)>) -> bool) {
+        let alike = self.costs.entry(cost).or_default();
+        if let Some(first) = alike.first() {
+            self.firsts.remove(first);
+        }
+        change(alike);
+        match alike.first() {
+            Some(first) => {
+                self.firsts.insert(*first);
+            }
+            None => {
+                self.costs.remove(&cost);
+            }
+        }
+    }
+
+    /// The lowest aged key of those of another cost.
+    fn first_but(&self, cost: u64) -> Option<(u64, Rank)> {
+        self.firsts.iter().find(|(_, rank)| rank.key != cost).copied()
+    }
 }
 
 #[cfg(test)]
@@ -180,6 +201,20 @@ mod tests {
         assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(0)));
     }
 
+    /// However little more it costs than what comes again and again.
+    #[test]
+    fn a_prompt_that_costs_little_more_is_promoted_as_soon_as_it_has_waited_for_that() {
+        let mut queue = Queue::default();
+        let by_cost = |cost, at| Ticket::by_cost(cost, 0.5, Duration::from_secs(at), false);
+        let dearer = enter(&mut queue, 0, by_cost(1.05, 2));
+        for id in 1..=20 {
+            enter(&mut queue, id, by_cost(1.0, id));
+        }
+        // 0.05 s more, half a second each second, from the second second on.
+        let at = |millis| queue.to_promote(0.5, Duration::from_millis(millis));
+        assert_eq!((at(2_099), at(2_101)), (None, Some(dearer)));
+    }
+
     #[test]
     fn who_leaves_takes_all_that_was_noted_of_it() {
         let mut queue = Queue::default();
@@ -188,6 +223,7 @@ mod tests {
         assert_eq!(queue.next_long(Bound::Unbounded), Some(rank));
         queue.remove(rank, ticket);
         queue.remove(rank, ticket);
-        assert!(queue.long.is_empty() && queue.len() == 0 && queue.ageing.is_empty());
+        assert!(queue.long.is_empty() && queue.len() == 0);
+        assert!(queue.ageing.costs.is_empty() && queue.ageing.firsts.is_empty());
     }
 }

@@ -53,6 +53,19 @@ fn bytes_per_token_and_of_state_are_exact() {
     assert_eq!(preset("k3").state_bytes, 434_110_464 / 2);
 }
 
+/// SEEDS.md section 4.9: KDA's layers cost alike however long the context is.
+#[test]
+fn only_full_attention_pays_for_pairs_of_tokens() {
+    let all = profile(&read("kimi-linear-48b")).attention;
+    let mut fewer = read("kimi-linear-48b");
+    let layers = &mut fewer["linear_attn_config"];
+    let last = layers["full_attn_layers"].as_array_mut().unwrap().pop().unwrap();
+    layers["kda_layers"].as_array_mut().unwrap().push(last);
+    // 32 heads, each with keys of 192 and values of 128 values.
+    let layer = 2.0 * 32.0 * (192.0 + 128.0);
+    assert_eq!((all, profile(&fewer).attention), (7.0 * layer, 6.0 * layer));
+}
+
 #[test]
 fn presets_of_models_that_exist_are_what_their_configs_say() {
     for (name, config, params) in [

@@ -185,6 +185,14 @@ fn what_is_swept_may_stand_behind_other_flags() {
         [&["sweep", "--requests=8", "--over=seed=1,2"], &rest[..], &["--over", "turns=1,2"]];
     let rows: Value = serde_json::from_str(&output(&flags.concat())).expect("JSON");
     assert_eq!(rows.as_array().map(Vec::len), Some(4));
+    for (over, why) in [
+        ("seed=3", "--over seed: it is swept twice"),
+        ("json=a,b", "--over json: --json is of the sweep, not of a run"),
+        ("svg=a,b", "--over svg: --svg is of the sweep, not of a run"),
+    ] {
+        let (code, error) = fault(&["sweep", "--over=seed=1,2", "--over", over]);
+        assert!(code == 2 && error.contains(why), "{error}");
+    }
     let (code, error) = fault(&["sweep", "--requests=8"]);
     assert!(code == 2 && error.contains("--over FLAG=VALUE"), "{error}");
 }

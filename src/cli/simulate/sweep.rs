@@ -42,10 +42,21 @@ struct Cell {
     run: RunArgs,
 }
 
+/// Flags that say what is told of all runs together.
+const OF_THE_SWEEP: [&str; 7] = ["json", "plot", "svg", "csv", "trace", "perfetto", "quiet"];
+
 /// Runs the command.
 pub fn run(args: &SweepArgs) -> Result<(), CliError> {
     let (over, rest) = overs(args)?;
     let axes = over.iter().map(|text| axis(text)).collect::<Result<Vec<_>, CliError>>()?;
+    for (i, (flag, _)) in axes.iter().enumerate() {
+        if OF_THE_SWEEP.contains(&flag.as_str()) {
+            return Err(usage(format!("--over {flag}: --{flag} is of the sweep, not of a run")));
+        }
+        if axes[..i].iter().any(|(other, _)| other == flag) {
+            return Err(usage(format!("--over {flag}: it is swept twice")));
+        }
+    }
     let cells: usize = axes.iter().map(|(_, values)| values.len()).product();
     if cells > MOST_CELLS {
         return Err(usage(format!("--over: {cells} simulations; {MOST_CELLS} at most")));

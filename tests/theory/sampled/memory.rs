@@ -121,15 +121,18 @@ fn a_hybrid_with_a_large_state_is_better_swapped_in_every_respect() {
     let mut rows = Rows::of("M3");
     let held = |sequences: f64, tokens: f64| sequences * model("k3").held_bytes(tokens);
     let short = traffic(300, "poisson:1.5", "uniform:512:2048", "uniform:64:1024");
-    for (name, preempt, seeds) in [
-        ("swap", Preempt::Swap, [54.0, 721.0, 0.45]),
-        ("recompute", Preempt::Recompute, [129.0, 657.0, 8.7]),
-    ] {
-        let report = like_k3(preempt, 0.0, held(20.0, 1_400.0), &short);
+    let [swap, recompute] = [Preempt::Swap, Preempt::Recompute]
+        .map(|preempt| like_k3(preempt, 0.0, held(20.0, 1_400.0), &short));
+    for (name, report, seeds) in
+        [("swap", &swap, [54.0, 721.0, 0.45]), ("recompute", &recompute, [129.0, 657.0, 8.7])]
+    {
         rows.tell(&format!("{name}: preemptions"), seeds[0], report.preempted.preemptions as f64);
         rows.tell(&format!("{name}: tokens/s"), seeds[1], report.throughput.generated_tokens);
         rows.tell(&format!("{name}: TTFT P50, s"), seeds[2], report.latency.ttft.p50);
     }
+    assert!(swap.preempted.preemptions <= recompute.preempted.preemptions);
+    assert!(swap.throughput.generated_tokens > recompute.throughput.generated_tokens);
+    assert!(swap.latency.ttft.p50 < recompute.latency.ttft.p50);
     let calm = like_k3(Preempt::Swap, 5.0, held(20.0, 1_400.0), &short);
     let count = calm.preempted.preemptions as f64;
     rows.tell("swap, watermark 5 %: preemptions", 0.0, count);
@@ -156,7 +159,7 @@ fn a_hybrid_with_a_large_state_is_better_swapped_in_every_respect() {
     rows.check();
 }
 
-/// Blocks for 102 sequences of 640 tokens: more places than that are pushed out again.
+/// Blocks for 102 sequences of 640 tokens: up to there places pay, and more neither pay nor cost.
 #[test]
 fn more_places_than_memory_holds_are_pushed_out_again_and_do_not_pay() {
     let all = traffic(1_500, "all", "512", "exp:128");
@@ -193,8 +196,10 @@ fn more_places_than_memory_holds_are_pushed_out_again_and_do_not_pay() {
     });
     let [few, best, ..] = &reports;
     assert_eq!(few.preempted.preemptions, 0);
-    assert!(best.throughput.generated_tokens > few.throughput.generated_tokens);
-    assert!(reports[3].throughput.generated_tokens < 1.02 * best.throughput.generated_tokens);
+    assert!(best.throughput.generated_tokens > 1.1 * few.throughput.generated_tokens);
+    for more in &reports[2..] {
+        near(more.throughput.generated_tokens, best.throughput.generated_tokens, 0.01);
+    }
     rows.check();
 }
 
