@@ -111,6 +111,31 @@ fn a_stream_of_prompts_starves_one_that_is_little_longer_only_without_ageing() {
     starves_without_ageing(520, 20);
 }
 
+/// Two prompts come in each step, and one is served.
+#[test]
+fn a_prompt_that_has_aged_passes_those_that_came_later_and_none_that_came_before() {
+    let mut server = Server::new(1, |limits| {
+        (limits.policy, limits.sjf_ageing) = (Policy::Sjf, 1.0);
+        limits.cost.tokens_per_second = 1e5;
+    });
+    let come = |server: &mut Server, steps: usize| -> Vec<SequenceId> {
+        let mut ended = Vec::new();
+        for _ in 0..steps {
+            (0..2).for_each(|_| drop(server.submit(512, 1, None)));
+            ended.extend(server.step(|_| 1));
+        }
+        ended
+    };
+    come(&mut server, 50);
+    let waiting = server.scheduler.occupancy().waiting;
+    let longer = server.submit(520, 1, None);
+    let ended = come(&mut server, 200);
+    let before = ended.iter().position(|id| *id == longer).expect("it ends");
+    // Those that waited, and what came until it had waited for eight tokens' time.
+    assert!((waiting..waiting + 4).contains(&before), "{before} behind {waiting}");
+    server.ends(|_| 1);
+}
+
 /// A prompt of `len` tokens beside a stream of such of 512: with ageing it ends within `steps`.
 fn starves_without_ageing(len: usize, steps: usize) {
     for (ageing, ends_within) in [(0.0, None), (1.0, Some(steps))] {

@@ -8,6 +8,7 @@ mod report;
 mod workloads;
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -20,7 +21,7 @@ use super::bench::system::Machine;
 use super::chart::{Chart, DrawingArgs};
 use super::common::{CommonArgs, JsonArgs};
 use super::loading::{Files, bar, loading_bar};
-use super::output::{JsonTarget, beside, check_writable, print};
+use super::output::{Draft, JsonTarget, check_outputs, print};
 use super::profiles::{self, EMBEDDED, THIS_MACHINE};
 use crate::config::{EngineConfig, MOST_THREADS, MemorySize, Preempt};
 use crate::engine::link::LinkExecutor;
@@ -87,7 +88,7 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     // Before minutes of work: a file that cannot be written is told at once.
     let target = args.report.target();
     let files = [path.as_path()].into_iter().chain(target.file()).chain(args.drawing.files());
-    files.into_iter().try_for_each(check_writable)?;
+    check_outputs(files)?;
     let files = Files::open_on_cpu(common, isa)?.model;
     let name = common.model.as_ref().map_or(EMBEDDED.into(), |path| path.display().to_string());
     let model = profiles::model(&name)?;
@@ -100,12 +101,12 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
     target.write(&serde_json::json!(report))
 }
 
-/// Writes a profile under another name first, so that the old one is there until it is whole.
+/// Writes a profile; the old one is there until it is whole.
 fn save(hardware: &HardwareProfile, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(hardware).expect("a profile is numbers and names");
-    let draft = beside(path);
-    let written = fs::write(&draft, text + "\n").and_then(|()| fs::rename(&draft, path));
-    written.map_err(|source| CliError::file(path, source))
+    let mut draft = Draft::new(path)?;
+    writeln!(draft, "{text}").map_err(|source| CliError::file(path, source))?;
+    draft.end()
 }
 
 fn measure(

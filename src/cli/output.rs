@@ -1,7 +1,7 @@
 //! Standard output and JSON results.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -53,21 +53,37 @@ impl JsonTarget {
     }
 }
 
-/// Tries whether a file can be written there, so that it is told before minutes of work; nothing is
-/// changed.
+/// Tries the files that results are to go to, so that what cannot be written is told before minutes
+/// of work; nothing is changed.
 ///
 /// # Errors
-/// Why it cannot, by its name.
-pub fn check_writable(path: &Path) -> Result<(), CliError> {
-    let made = OpenOptions::new().write(true).create_new(true).open(path);
-    let tried = match made {
-        Ok(_) => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            OpenOptions::new().append(true).open(path).map(drop)
+/// Such a file, by its name; two results that are to go to one.
+pub fn check_outputs<'p>(files: impl IntoIterator<Item = &'p Path>) -> Result<(), CliError> {
+    let files: Vec<&Path> = files.into_iter().collect();
+    for (i, path) in files.iter().enumerate() {
+        if files[..i].contains(path) {
+            let path = path.display();
+            return Err(CliError::Usage(format!("{path}: two results are to go there")));
         }
-        Err(error) => Err(error),
-    };
-    tried.map_err(|source| CliError::file(path, source))
+        if *path == Path::new("-") {
+            return Err(CliError::Usage("-: a file is wanted here, not standard output".into()));
+        }
+        check_writable(path).map_err(|source| CliError::file(path, source))?;
+    }
+    Ok(())
+}
+
+fn check_writable(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(there) if there.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(there) if there.is_file() => OpenOptions::new().append(true).open(path).map(drop),
+        // To open a pipe is to wait for its reader.
+        Ok(_) => Ok(()),
+        Err(_) => {
+            OpenOptions::new().write(true).create_new(true).open(path)?;
+            fs::remove_file(path)
+        }
+    }
 }
 
 /// The name under which a file is written before it takes its place at `path`, whole and at once.
@@ -75,6 +91,69 @@ pub fn beside(path: &Path) -> PathBuf {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     beside.into()
+}
+
+/// A file that takes its place at once when it is whole, and leaves nothing before. What is there
+/// and is no file, a pipe or a device, is written to where it is.
+#[derive(Debug)]
+pub struct Draft<'p> {
+    path: &'p Path,
+    /// The draft, and the file that it becomes.
+    names: Option<(PathBuf, PathBuf)>,
+    file: BufWriter<File>,
+}
+
+impl<'p> Draft<'p> {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn new(path: &'p Path) -> Result<Draft<'p>, CliError> {
+        // A link stays one.
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let is_other = fs::metadata(&target).is_ok_and(|there| !there.is_file());
+        let (names, opened) = match is_other {
+            true => (None, OpenOptions::new().write(true).open(path)),
+            false => {
+                let draft = beside(&target);
+                let opened = File::create(&draft);
+                (Some((draft, target)), opened)
+            }
+        };
+        let file = BufWriter::new(opened.map_err(|source| CliError::file(path, source))?);
+        Ok(Draft { path, names, file })
+    }
+
+    /// It is whole.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn end(mut self) -> Result<(), CliError> {
+        let mut end = || {
+            self.file.flush()?;
+            self.names.take().map_or(Ok(()), |(draft, target)| fs::rename(draft, target))
+        };
+        end().map_err(|source| CliError::file(self.path, source))
+    }
+}
+
+impl Write for Draft<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        if let Some((draft, _)) = &self.names {
+            // Who writes it has told why it is not whole.
+            let _ = fs::remove_file(draft);
+        }
+    }
 }
 
 /// `1234567` as `1,234,567`.

@@ -475,12 +475,12 @@ impl Scheduler {
         self.waiting.insert(sequence.rank(), sequence.ticket);
     }
 
-    /// Those that have waited long enough go before all keys.
+    /// Those that have waited long enough stand among the cheapest.
     fn promote(&mut self, now: Duration) {
-        while let Some(rank) = self.waiting.to_promote(self.limits.sjf_ageing, now) {
+        while let Some((rank, cheapest)) = self.waiting.to_promote(self.limits.sjf_ageing, now) {
             let sequence = self.sequence_mut(rank.id);
-            let first = sequence.ticket.first();
-            let ticket = std::mem::replace(&mut sequence.ticket, first);
+            let promoted = sequence.ticket.promoted_to(cheapest);
+            let ticket = std::mem::replace(&mut sequence.ticket, promoted);
             self.waiting.remove(rank, ticket);
             self.start_waiting(rank.id);
         }

@@ -1,8 +1,8 @@
 //! The queue: who waits, in the order of service.
 //!
 //! Priority comes first, then the policy's key, then who came first. A key is given when a prompt
-//! is submitted and goes when it is served or promoted, so that what was pushed out later, or
-//! waited long enough, stands before all keys:
+//! is submitted, is that of the cheapest once it has waited long enough, and goes when it is served,
+//! so that what was pushed out later stands before all keys:
 //!
 //! | policy | key |
 //! |---|---|
@@ -49,6 +49,13 @@ impl Ticket {
     pub fn by_cost(cost: f64, ageing: f64, now: Duration, is_long: bool) -> Ticket {
         let aged = (ageing > 0.0).then(|| key_of(cost + ageing * now.as_secs_f64()));
         Ticket { key: key_of(cost), aged, is_long }
+    }
+
+    /// The ticket once it has waited long enough, while `cheapest` is the lowest key: it stands
+    /// among those of that key, behind those that came before it, or it would pass all of them
+    /// where more comes than is served. It goes on to age.
+    pub fn promoted_to(self, cheapest: u64) -> Ticket {
+        Ticket { key: cheapest, ..self }
     }
 
     /// Before all keys.
@@ -117,26 +124,26 @@ impl Queue {
         self.ranks.iter()
     }
 
-    /// One that costs more than the cheapest of those that have not been promoted, and whose cost,
-    /// aged by `ageing` seconds a second until `now`, is no more than the cheapest's, which does
-    /// not age: it is to be promoted (SEEDS.md C53). An order by aged costs alone would never
-    /// change among those that came together, since all age alike (C55).
-    pub fn to_promote(&self, ageing: f64, now: Duration) -> Option<Rank> {
-        // Who ages has no priority, and who is promoted no key.
+    /// One whose key is above the cheapest one's, and whose cost, aged by `ageing` seconds a second
+    /// until `now`, is no more than that key, which does not age: it is to be promoted to it
+    /// (SEEDS.md C53). An order by aged costs alone would never change among those that came
+    /// together, since all age alike (C55).
+    pub fn to_promote(&self, ageing: f64, now: Duration) -> Option<(Rank, u64)> {
+        // Who ages has no priority, and who was served no key.
         let least = Rank { priority: 0, key: 1, id: SequenceId(0) };
         let cheapest = self.next(Bound::Included(least))?.key;
         let limit = cheapest.saturating_add(key_of(ageing * now.as_secs_f64()));
         let (aged, rank) = self.ageing.first_but(cheapest)?;
-        (aged <= limit).then_some(rank)
+        (aged <= limit).then_some((rank, cheapest))
     }
 }
 
 /// Those who age.
 #[derive(Debug, Default)]
 struct Ageing {
-    /// By their cost, those of one in the order of their aged keys.
-    costs: BTreeMap<u64, BTreeSet<(u64, Rank)>>,
-    /// The first of each cost.
+    /// By their keys, those of one in the order of their aged costs.
+    keys: BTreeMap<u64, BTreeSet<(u64, Rank)>>,
+    /// The first of each key.
     firsts: BTreeSet<(u64, Rank)>,
 }
 
@@ -149,8 +156,8 @@ impl Ageing {
         self.change(rank.key, |alike| alike.remove(&(aged, rank)));
     }
 
-    fn change(&mut self, cost: u64, change: impl FnOnce(&mut BTreeSet<(u64, Rank)>) -> bool) {
-        let alike = self.costs.entry(cost).or_default();
+    fn change(&mut self, key: u64, change: impl FnOnce(&mut BTreeSet<(u64, Rank)>) -> bool) {
+        let alike = self.keys.entry(key).or_default();
         if let Some(first) = alike.first() {
             self.firsts.remove(first);
         }
@@ -160,14 +167,14 @@ impl Ageing {
                 self.firsts.insert(*first);
             }
             None => {
-                self.costs.remove(&cost);
+                self.keys.remove(&key);
             }
         }
     }
 
-    /// The lowest aged key of those of another cost.
-    fn first_but(&self, cost: u64) -> Option<(u64, Rank)> {
-        self.firsts.iter().find(|(_, rank)| rank.key != cost).copied()
+    /// The lowest aged cost of those of another key.
+    fn first_but(&self, key: u64) -> Option<(u64, Rank)> {
+        self.firsts.iter().find(|(_, rank)| rank.key != key).copied()
     }
 }
 
@@ -192,13 +199,23 @@ mod tests {
             enter(&mut queue, id, by_cost(short));
         }
         let moment = (long - short) / ageing;
-        let at = |seconds| queue.to_promote(ageing, Duration::from_secs_f64(seconds));
-        assert_eq!(at(moment - 1e-4), None);
-        assert_eq!(at(moment + 1e-4), Some(first));
+        let at =
+            |queue: &Queue, seconds| queue.to_promote(ageing, Duration::from_secs_f64(seconds));
+        assert_eq!(at(&queue, moment - 1e-4), None);
+        let (promoted, cheapest) = at(&queue, moment + 1e-4).expect("it has waited");
+        assert_eq!((promoted, cheapest), (first, key_of(short)));
         assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(1)));
         queue.remove(first, by_cost(long));
-        enter(&mut queue, 0, by_cost(long).first());
+        enter(&mut queue, 0, by_cost(long).promoted_to(cheapest));
         assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(0)));
+        assert_eq!(at(&queue, moment + 1.0), None);
+        // What is cheaper yet passes it until it has waited for that as well.
+        enter(&mut queue, 21, by_cost(short / 2.0));
+        assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(21)));
+        let later = moment + short / 2.0 / ageing;
+        assert_eq!(at(&queue, later - 1e-4), None);
+        let (promoted, cheapest) = at(&queue, later + 1e-4).expect("it has waited");
+        assert_eq!((promoted.id, cheapest), (SequenceId(0), key_of(short / 2.0)));
     }
 
     /// However little more it costs than what comes again and again.
@@ -211,7 +228,7 @@ mod tests {
             enter(&mut queue, id, by_cost(1.0, id));
         }
         // 0.05 s more, half a second each second, from the second second on.
-        let at = |millis| queue.to_promote(0.5, Duration::from_millis(millis));
+        let at = |millis| queue.to_promote(0.5, Duration::from_millis(millis)).map(|(id, _)| id);
         assert_eq!((at(2_099), at(2_101)), (None, Some(dearer)));
     }
 
@@ -224,6 +241,6 @@ mod tests {
         queue.remove(rank, ticket);
         queue.remove(rank, ticket);
         assert!(queue.long.is_empty() && queue.len() == 0);
-        assert!(queue.ageing.costs.is_empty() && queue.ageing.firsts.is_empty());
+        assert!(queue.ageing.keys.is_empty() && queue.ageing.firsts.is_empty());
     }
 }

@@ -428,6 +428,24 @@ fn what_a_result_leaves_out_is_told_beside_it() {
     assert!(told.contains("note: the weights of k3 take "), "{told}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_trace_is_written_through_a_link_and_results_go_to_files_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (file, link) = (path("steps.jsonl"), path("link"));
+    std::fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    output(&["run", "--requests=4", "-q", "--trace", &link]);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(std::fs::read_to_string(&file).unwrap().starts_with("{"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    let (code, error) = fault(&["run", "--requests=4", "--trace", "-"]);
+    assert!(code == 2 && error.contains("-: a file is wanted here"), "{error}");
+    let (code, error) = fault(&["run", "--requests=4", "--trace", &file, "--svg", &file]);
+    assert!(code == 2 && error.contains("two results are to go there"), "{error}");
+}
+
 #[test]
 fn a_sweep_is_no_result_to_compare() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -18,7 +18,7 @@ use super::system::Machine;
 use crate::cli::CliError;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
-use crate::cli::output::{JsonTarget, check_writable, print};
+use crate::cli::output::{JsonTarget, check_outputs, print};
 use crate::config::{Batching, EngineConfig, MemorySize};
 use crate::engine::core::Core;
 use crate::engine::device::AnyExecutor;
@@ -112,7 +112,7 @@ pub fn run(args: &BatchingArgs, isa: Isa) -> Result<(), CliError> {
         }
     }
     let target = args.report.target();
-    target.file().map_or(Ok(()), check_writable)?;
+    check_outputs(target.file())?;
     let (mut fixed, mut joined) =
         (core(args, isa, Batching::Static)?, core(args, isa, Batching::Continuous)?);
     let lens = lengths(args);

@@ -22,7 +22,7 @@ use crate::cli::CliError;
 use crate::cli::chart::DrawingArgs;
 use crate::cli::common::{CommonArgs, JsonArgs};
 use crate::cli::loading::{Files, bar, loading_bar};
-use crate::cli::output::{JsonTarget, check_writable, print};
+use crate::cli::output::{JsonTarget, check_outputs, print};
 use crate::config::{
     DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig, LEAST_MAX_NUM_BATCHED_TOKENS, MOST_THREADS,
     MemorySize, Preempt,
@@ -109,7 +109,7 @@ pub fn run(args: &CrossoverArgs, isa: Isa) -> Result<(), CliError> {
     check(args)?;
     let target = args.report.target();
     // Before minutes of work: a file that cannot be written is told at once.
-    args.drawing.files().chain(target.file()).try_for_each(check_writable)?;
+    check_outputs(args.drawing.files().chain(target.file()))?;
     let report = match args.modelled {
         true => modelled::report(args)?,
         false => measured(args, isa)?,

@@ -20,6 +20,9 @@ impl PortFile {
     /// When either cannot be done.
     pub fn new(path: &Path) -> io::Result<PortFile> {
         let file = PortFile { path: path.to_owned(), told: None };
+        if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+            return Err(io::Error::other("something else than a file is there"));
+        }
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -1,6 +1,6 @@
 //! On what a simulation runs and by which rules: the flags that its commands share.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 
@@ -9,7 +9,7 @@ use crate::cli::CliError;
 use crate::cli::chart::{Chart, DrawingArgs};
 use crate::cli::common::JsonArgs;
 use crate::cli::limits::{RuleArgs, parse_tokens};
-use crate::cli::output::{JsonTarget, check_writable, print};
+use crate::cli::output::{JsonTarget, check_outputs, print};
 use crate::cli::profiles;
 use crate::config::{Batching, EngineConfig, parse_bytes};
 use crate::simulate::{HardwareProfile, ModelProfile, Simulation, StepModel, Timing};
@@ -124,12 +124,7 @@ impl OutputArgs {
     pub fn check(&self) -> Result<(), CliError> {
         let json = self.json.target();
         let steps = [self.perfetto.as_deref(), self.trace.as_deref()].into_iter().flatten();
-        let named: Vec<&Path> =
-            json.file().into_iter().chain(steps).chain(self.drawing.files()).collect();
-        if let Some(i) = (1..named.len()).find(|i| named[..*i].contains(&named[*i])) {
-            return Err(usage(format!("{}: two results are to go there", named[i].display())));
-        }
-        named.into_iter().try_for_each(check_writable)
+        check_outputs(json.file().into_iter().chain(steps).chain(self.drawing.files()))
     }
 
     /// Whether a chart is asked for.

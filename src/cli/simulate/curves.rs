@@ -117,7 +117,7 @@ fn step_time(
     let cost = |step_model: StepModel, tokens: usize| {
         let work = StepWork {
             decodes,
-            decode_context: (decodes * context) as f64,
+            decode_context: decodes as f64 * context as f64,
             chunks: &[(0, tokens)],
             dead_context: 0.0,
         };

@@ -1,7 +1,6 @@
 //! `deltapool simulate run` and `replay`: made-up traffic or a trace through the real scheduler.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -18,7 +17,7 @@ use super::timeline::Recorder;
 use crate::cli::CliError;
 use crate::cli::limits::at_least_one_token;
 use crate::cli::loading::bar;
-use crate::cli::output::{JsonTarget, beside, grouped, print};
+use crate::cli::output::{Draft, JsonTarget, grouped, print};
 use crate::simulate::sampling::{ARRIVALS, LENGTHS, MOST_TOKENS};
 use crate::simulate::{
     Arrivals, Lengths, MadeUp, NAMED, Report, Simulation, SimulationError, StepLine, TraceError,
@@ -315,39 +314,30 @@ pub fn simulate(
     Ok(report)
 }
 
-/// A file with a line for each step. It has another name until it is complete.
+/// A file with a line for each step.
 struct Trace<'p> {
     path: &'p Path,
-    draft: PathBuf,
-    file: BufWriter<File>,
+    draft: Draft<'p>,
     error: Option<std::io::Error>,
 }
 
 impl<'p> Trace<'p> {
     fn new(path: &'p Path) -> Result<Trace<'p>, CliError> {
-        let draft = beside(path);
-        let file = File::create(&draft).map_err(|source| CliError::file(path, source))?;
-        Ok(Trace { path, draft, file: BufWriter::new(file), error: None })
+        Ok(Trace { path, draft: Draft::new(path)?, error: None })
     }
 
     fn write(&mut self, line: &StepLine) {
         if self.error.is_none() {
             let text = serde_json::to_string(line).expect("a step is plain data");
-            self.error = writeln!(self.file, "{text}").err();
+            self.error = writeln!(self.draft, "{text}").err();
         }
     }
 
-    fn end(mut self) -> Result<(), CliError> {
-        let written = self.error.take().map_or_else(|| self.file.flush(), Err);
-        let done = written.and_then(|()| fs::rename(&self.draft, self.path));
-        done.map_err(|source| CliError::file(self.path, source))
-    }
-}
-
-impl Drop for Trace<'_> {
-    fn drop(&mut self) {
-        // It is gone when it became the file.
-        let _ = fs::remove_file(&self.draft);
+    fn end(self) -> Result<(), CliError> {
+        match self.error {
+            Some(source) => Err(CliError::file(self.path, source)),
+            None => self.draft.end(),
+        }
     }
 }
 
