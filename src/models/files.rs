@@ -14,7 +14,7 @@ use super::generation::{GenerationDefaults, SamplingDefaults};
 use super::spec::{ModelSpec, Part, Required};
 #[cfg(feature = "cuda")]
 use crate::weights::Order;
-use crate::weights::{Named, Tensor, WeightBytes, Weights, WeightsError};
+use crate::weights::{Named, Tensor, WeightBytes, WeightFiles, Weights, WeightsError};
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -71,6 +71,8 @@ pub struct ModelFiles {
     /// Its name in errors.
     generation_path: String,
     family: &'static Family,
+    /// How `config.json` says that the weights are encoded.
+    declared: Option<Dtype>,
     place: Place,
 }
 
@@ -78,6 +80,8 @@ pub struct ModelFiles {
 enum Place {
     Folder(PathBuf),
     Binary(&'static [u8]),
+    /// Nowhere: values are random, encoded so.
+    Random(Dtype),
 }
 
 impl Place {
@@ -86,6 +90,7 @@ impl Place {
         match self {
             Place::Folder(dir) => Weights::dtype_in(dir),
             Place::Binary(file) => Weights::dtype_embedded(file),
+            Place::Random(dtype) => Some(*dtype),
         }
     }
 }
@@ -157,14 +162,11 @@ impl ModelFiles {
             .chain(nested.map(|map| (CONFIG, map)))
             .chain([(CONFIG, &config)])
             .collect();
-        spec.kv_dtype = match place.dtype().or_else(|| declared_dtype(&config)) {
-            Some(Dtype::F32) => KvDtype::F32,
-            // Without files and a word there is nothing to run; what is shown is of 16 bits.
-            Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
-        };
+        let declared = declared_dtype(&config);
+        spec.kv_dtype = kv_dtype(place.dtype().or(declared));
         let defaults = GenerationDefaults::read(&sources, spec.vocab_size).map_err(refused)?;
         let generation_path = path(GENERATION);
-        Ok(ModelFiles { spec, defaults, generation, generation_path, family, place })
+        Ok(ModelFiles { spec, defaults, generation, generation_path, family, declared, place })
     }
 
     /// How tokens are chosen where a request does not say, by the model's `generation_config.json`.
@@ -182,7 +184,7 @@ impl ModelFiles {
         (self.family.tensor_name)(layer, part)
     }
 
-    /// Loads the weights; see [`Weights::open`].
+    /// Loads the weights; see [`WeightFiles`].
     ///
     /// # Errors
     /// All that is wrong with the weight files.
@@ -208,14 +210,23 @@ impl ModelFiles {
         named: Vec<Named>,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<ModelWeights, ModelError> {
-        let ignore = |tensor: &str| self.ignores(tensor);
-        let weights = match &self.place {
-            Place::Folder(dir) => Weights::open(dir, &named, &ignore, progress)?,
-            Place::Binary(file) => Weights::embedded(file, &named, &ignore, progress)?,
-        };
+        let weights = self.found(named)?.read(progress)?;
         let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
         let tensors = places.zip(weights.tensors().iter().copied()).collect();
         Ok(ModelWeights { weights, tensors })
+    }
+
+    /// The tensors where they are stored.
+    fn found(&self, named: Vec<Named>) -> Result<WeightFiles, ModelError> {
+        let ignore = |tensor: &str| self.ignores(tensor);
+        Ok(match &self.place {
+            Place::Folder(dir) => WeightFiles::of_dir(dir, named, &ignore)?,
+            Place::Binary(file) => WeightFiles::of_bytes(file, named, &ignore)?,
+            Place::Random(dtype) => {
+                let noise: Vec<_> = self.spec.required().iter().map(Required::noise).collect();
+                WeightFiles::random(named, &noise, *dtype)
+            }
+        })
     }
 
     /// Bytes of the weights by the headers of their files; none when there are no weight files.
@@ -223,11 +234,18 @@ impl ModelFiles {
     /// # Errors
     /// All that is wrong with the weight files.
     pub fn weight_bytes(&self) -> Result<Option<WeightBytes>, ModelError> {
-        let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
-        Ok(match &self.place {
-            Place::Folder(dir) => Weights::bytes_in(dir, &named, &ignore)?,
-            Place::Binary(file) => Some(Weights::bytes_embedded(file, &named, &ignore)?),
-        })
+        match &self.place {
+            Place::Folder(dir) if !WeightFiles::is_in(dir) => Ok(None),
+            _ => Ok(Some(self.found(self.named())?.bytes())),
+        }
+    }
+
+    /// The same model with random weights, whatever files there are: for measurements of models
+    /// whose weights are not here. They are stored as `config.json` says, or as bf16.
+    pub fn with_random_weights(self) -> ModelFiles {
+        let dtype = self.declared.unwrap_or(Dtype::Bf16);
+        let spec = ModelSpec { kv_dtype: kv_dtype(Some(dtype)), ..self.spec };
+        ModelFiles { spec, place: Place::Random(dtype), ..self }
     }
 
     fn named(&self) -> Vec<Named> {
@@ -298,6 +316,15 @@ impl ModelWeights {
 
 fn lines(faults: &[ConfigFault]) -> String {
     faults.iter().map(|fault| format!("\n  {fault}")).collect()
+}
+
+/// How per-token rows are kept beside weights of this encoding.
+fn kv_dtype(of: Option<Dtype>) -> KvDtype {
+    match of {
+        Some(Dtype::F32) => KvDtype::F32,
+        // Without files and a word there is nothing to run; what is shown is of 16 bits.
+        Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
+    }
 }
 
 /// How `config.json` says that the weights are encoded.
