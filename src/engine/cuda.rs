@@ -66,6 +66,15 @@ impl CudaExecutor {
         &mut self.model
     }
 
+    /// Makes all bytes of the device's tier those of numbers that are none: for measurements, which
+    /// would not notice what was not copied or computed.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn poison(&mut self) -> Result<(), CudaError> {
+        self.arena.fill(self.model.cuda(), 0xff)
+    }
+
     /// Runs `batch` and returns its logits, `[sources][vocab_size]`.
     ///
     /// # Errors
