@@ -113,7 +113,7 @@ fn on_device(
 
 fn executor(cuda: Cuda, files: &ModelFiles) -> CudaExecutor {
     let limits = EngineLimits::derive(&files.spec, &config(), None).expect("it fits");
-    let weights = files.load_rows(&mut |_, _| {}).expect("it loads");
+    let weights = files.rows().expect("it is sound");
     let bytes = (limits.device.arena_bytes(), limits.host.arena_bytes());
     let made = CudaExecutor::new(cuda, (files, weights), bytes, bytes.1, limits.most());
     let (executor, not_pinned) = made.expect("there is room");
@@ -261,7 +261,7 @@ fn a_model_takes_about_as_much_memory_as_is_said_before() {
         let weights = files.weight_bytes().expect("it reads").expect("there are some").stored;
         let said = CudaModel::work_bytes(&files.spec, limits.most()) + weights;
         let free = device.cuda.free_bytes().expect("it answers");
-        let loaded = files.load_rows(&mut |_, _| {}).expect("it loads");
+        let loaded = files.rows().expect("it is sound");
         let model = CudaModel::new(open(&device), &files, loaded, limits.most());
         let taken = free - device.cuda.free_bytes().expect("it answers");
         drop(model.expect("there is room"));

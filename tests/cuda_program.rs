@@ -265,6 +265,31 @@ fn a_bench_runs_on_the_device_without_weights_too() {
     assert!(report["weights_bytes"].as_u64() > Some(1000), "{report}");
 }
 
+/// The memory of the emulated device is the host's, so the process holds the weights there, and two
+/// copies of a layer on its way, ours and the driver's; all of them on their way would be three
+/// times the weights.
+#[test]
+fn weights_go_to_the_device_a_layer_at_a_time() {
+    if !is_emulated() {
+        return;
+    }
+    let model = without_weights("cuda-layers");
+    let path = Path::new(&model).join("config.json");
+    let text = fs::read_to_string(&path).expect("it is there");
+    let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
+    // Many experts have many bytes and few products: five layers of 63 MB.
+    config["num_experts"] = json!(640);
+    config["moe_intermediate_size"] = json!(256);
+    fs::write(&path, config.to_string()).expect("it can be written");
+    let args = ["bench", "prefill", "--tokens", "1", "--rounds", "1", "--device", "cuda"];
+    let more = ["--model", &model, "--random-weights", "--quiet", "--json"];
+    let report = json_of(&run(&[&args[..], &more].concat()));
+    let [weights, peak] =
+        ["weights_bytes", "peak_rss_bytes"].map(|key| report[key].as_u64().expect("a number"));
+    assert!(weights > 300_000_000, "{weights}");
+    assert!(peak > weights && peak < 2 * weights, "{peak} bytes for {weights}");
+}
+
 /// All arms are measured, and the program itself fails when an answer goes on otherwise after one
 /// or other bytes are copied than a sequence holds.
 #[test]

@@ -45,7 +45,7 @@ done
 
 # Builds the program and the tests, the tests under the names of TESTS in $WORK/bin.
 build() {
-  local made path name
+  local made path name seen=
   mkdir -p "$WORK/bin"
   made=$(cargo test --offline --release --no-run --message-format=json \
     -p deltapool-kernels --features cuda --test 'cuda*'
@@ -56,7 +56,7 @@ build() {
     # Two files are called cuda: operators, and whole models.
     case $path in
       */cuda_program-*) name=program ;;
-      */cuda-*) [[ -n ${seen:-} ]] && name=models; seen=1 ;;
+      */cuda-*) [[ -n $seen ]] && name=models; seen=1 ;;
     esac
     install -m 755 "$path" "$WORK/bin/$name"
   done < <(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' <<<"$made" | grep -v '/deltapool$')

@@ -14,8 +14,8 @@ use super::executor::{Executor, PlannedDraw, take_scores};
 use super::lower::Job;
 use super::sampler::Sampler;
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
-use crate::models::cuda::{CudaModel, Most};
-use crate::models::{Batch, LogitSource, ModelFiles, ModelWeights};
+use crate::models::cuda::{CudaModel, LoadError, Most};
+use crate::models::{Batch, LayerFiles, LogitSource, ModelFiles};
 use crate::scheduler::{Direction, SampledToken, StepReport, TransferId};
 
 /// Runs batches on a CUDA device. Owns the model and the arenas of both tiers.
@@ -36,17 +36,16 @@ impl CudaExecutor {
     /// An executor with arenas of so many bytes on the device and on the host; the host's is pinned
     /// if it has at most `pinned_budget` bytes and the system agrees, or else the reason is told.
     /// Whether graphs can be relied on is tested; if not, [`CudaModel::graphs_off`] says why.
-    /// `weights` are row after row ([`ModelFiles::load_rows`]).
     ///
     /// # Errors
-    /// When the device or the system has no room.
+    /// When the weights cannot be loaded, or the device or the system has no room.
     pub fn new(
         cuda: Cuda,
-        (files, weights): (&ModelFiles, ModelWeights),
+        (files, weights): (&ModelFiles, LayerFiles<'_>),
         (device_bytes, host_bytes): (usize, usize),
         pinned_budget: usize,
         most: Most,
-    ) -> Result<(CudaExecutor, Option<NotPinned>), CudaError> {
+    ) -> Result<(CudaExecutor, Option<NotPinned>), LoadError> {
         let mut model = CudaModel::new(cuda, files, weights, most)?;
         let mut arena = DeviceArena::new(model.cuda(), device_bytes)?;
         model.test_graphs(&mut arena)?;

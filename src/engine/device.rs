@@ -20,6 +20,8 @@ use crate::config::{CheckpointDtype, InvalidLimit, Preempt, available_memory};
 use crate::config::{Device, EngineConfig};
 #[cfg(feature = "cuda")]
 use crate::models::WeightBytes;
+#[cfg(feature = "cuda")]
+use crate::models::cuda::LoadError;
 use crate::models::spec::ModelSpec;
 use crate::models::{Batch, Model, ModelFiles};
 use crate::scheduler::StepReport;
@@ -277,10 +279,12 @@ fn cuda_limits(
         DeviceError::cuda(format!("the weights take {weights} bytes, and {free} are free there"))
     })?;
     let host = available_memory();
-    if let Some(free) = host.filter(|free| bytes.held > *free) {
-        let weights = bytes.held;
+    // A layer at a time is on its way.
+    let most = if bytes.stored > 0 { files.rows()?.most_bytes() } else { 0 };
+    if let Some(free) = host.filter(|free| most > *free) {
         return Err(DeviceError::cuda(format!(
-            "the weights take {weights} bytes of the host on their way, and {free} are free there"
+            "a layer's weights take {most} bytes of the host on their way, and {free} are free \
+             there"
         ))
         .into());
     }
@@ -349,14 +353,15 @@ fn cuda_executor(
     let bytes = (limits.device.arena_bytes(), limits.host.arena_bytes());
     // Memory that is pinned is lost to everybody else: half of what is free at most.
     let budget = available_memory().map_or(bytes.1, |free| free / 2);
-    let loaded = (files, files.load_rows(progress)?);
-    CudaExecutor::new(cuda, loaded, bytes, budget, limits.most()).map_err(|error| match error {
-        CudaError::OutOfMemory { bytes, free } => EngineError::Memory {
+    let weights = (files, files.rows()?.on_load(progress));
+    CudaExecutor::new(cuda, weights, bytes, budget, limits.most()).map_err(|error| match error {
+        LoadError::Files(error) => error.into(),
+        LoadError::Device(CudaError::OutOfMemory { bytes, free }) => EngineError::Memory {
             needed: bytes,
             what: "on the CUDA device".to_owned(),
             available: free,
             advice: "give --device-memory less".to_owned(),
         },
-        error => DeviceError::cuda(error).into(),
+        LoadError::Device(error) => DeviceError::cuda(error).into(),
     })
 }

@@ -1,6 +1,8 @@
 //! A model as files: from a folder, or from the binary, to a [`ModelSpec`] and loaded weights.
 
 use std::collections::HashMap;
+#[cfg(feature = "cuda")]
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -189,31 +191,23 @@ impl ModelFiles {
     /// # Errors
     /// All that is wrong with the weight files.
     pub fn load(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ModelWeights, ModelError> {
-        self.load_as(self.named(), progress)
+        let weights = self.found(self.named())?.read(progress)?;
+        let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
+        Ok(ModelWeights::new(weights, places))
     }
 
-    /// As [`ModelFiles::load`], but every tensor row after row, as a device takes it.
+    /// The weights row after row, as a device takes them, to be loaded a layer at a time: so the
+    /// host never holds more than one.
     ///
     /// # Errors
-    /// As [`ModelFiles::load`].
+    /// As [`ModelFiles::load`], but for what only reading shows.
     #[cfg(feature = "cuda")]
-    pub fn load_rows(
-        &self,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<ModelWeights, ModelError> {
+    pub fn rows(&self) -> Result<LayerFiles<'static>, ModelError> {
         let rows = |named| Named { order: Order::Rows, ..named };
-        self.load_as(self.named().into_iter().map(rows).collect(), progress)
-    }
-
-    fn load_as(
-        &self,
-        named: Vec<Named>,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<ModelWeights, ModelError> {
-        let weights = self.found(named)?.read(progress)?;
-        let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
-        let tensors = places.zip(weights.tensors().iter().copied()).collect();
-        Ok(ModelWeights { weights, tensors })
+        let files = self.found(self.named().into_iter().map(rows).collect())?;
+        let required = self.spec.required().into_iter();
+        let places = required.map(|r| (r.layer, r.part)).collect();
+        Ok(LayerFiles { total: files.bytes().held, files, places, done: 0, progress: None })
     }
 
     /// The tensors where they are stored.
@@ -267,7 +261,68 @@ impl ModelFiles {
     }
 }
 
-/// The weights of a model, by their place in it.
+/// Who hears how many bytes are loaded, of how many.
+#[cfg(feature = "cuda")]
+type Progress<'p> = &'p mut dyn FnMut(usize, usize);
+
+/// The weights of a model that a device takes, found and not loaded yet.
+#[cfg(feature = "cuda")]
+pub struct LayerFiles<'p> {
+    files: WeightFiles,
+    /// Of each tensor.
+    places: Vec<(Option<usize>, Part)>,
+    total: usize,
+    done: usize,
+    progress: Option<Progress<'p>>,
+}
+
+#[cfg(feature = "cuda")]
+impl LayerFiles<'_> {
+    /// Has `progress` hear of what is loaded.
+    pub fn on_load(self, progress: Progress<'_>) -> LayerFiles<'_> {
+        let LayerFiles { files, places, total, done, .. } = self;
+        LayerFiles { files, places, total, done, progress: Some(progress) }
+    }
+
+    /// Loads the tensors of a layer, or those that are of none.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or no memory.
+    pub fn load(&mut self, layer: Option<usize>) -> Result<ModelWeights, ModelError> {
+        let LayerFiles { files, places, total, done, progress } = self;
+        let which = of_layer(places, layer);
+        let before = *done;
+        let mut told = |read: usize, _: usize| {
+            *done = before + read;
+            if let Some(progress) = progress.as_mut() {
+                progress(*done, *total);
+            }
+        };
+        let weights = files.read_some(&which, &mut told)?;
+        Ok(ModelWeights::new(weights, which.into_iter().map(|i| places[i])))
+    }
+
+    /// Bytes of the tensors that are loaded together, the most of them.
+    pub fn most_bytes(&self) -> usize {
+        let layers = self.places.iter().map(|place| place.0);
+        let bytes = layers.map(|layer| self.files.bytes_of(&of_layer(&self.places, layer)));
+        bytes.max().unwrap_or(0)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn of_layer(places: &[(Option<usize>, Part)], layer: Option<usize>) -> Vec<usize> {
+    (0..places.len()).filter(|i| places[*i].0 == layer).collect()
+}
+
+#[cfg(feature = "cuda")]
+impl fmt::Debug for LayerFiles<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerFiles").field("total", &self.total).finish_non_exhaustive()
+    }
+}
+
+/// The weights of a model, or of a layer of it, by their place in it.
 #[derive(Debug)]
 pub struct ModelWeights {
     weights: Weights,
@@ -275,6 +330,11 @@ pub struct ModelWeights {
 }
 
 impl ModelWeights {
+    fn new(weights: Weights, places: impl Iterator<Item = (Option<usize>, Part)>) -> ModelWeights {
+        let tensors = places.zip(weights.tensors().iter().copied()).collect();
+        ModelWeights { weights, tensors }
+    }
+
     /// The tensor at a place: a handle to keep, where the hash lookup would cost too much.
     ///
     /// # Panics

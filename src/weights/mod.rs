@@ -205,6 +205,16 @@ impl WeightFiles {
         bytes
     }
 
+    /// Bytes in memory of the required tensors `which`.
+    #[cfg(feature = "cuda")]
+    pub fn bytes_of(&self, which: &[usize]) -> usize {
+        let bytes = |&i: &usize| {
+            let (rows, cols) = matrix_size(&self.required[i].shape);
+            self.required[i].order.bytes(self.found[i].dtype, rows, cols).next_multiple_of(ALIGN)
+        };
+        which.iter().map(bytes).sum()
+    }
+
     /// Reads all tensors into memory; `progress` hears bytes done and bytes in all.
     ///
     /// # Errors
