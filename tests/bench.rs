@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 use support::program::{arg, json, model, run, stderr, stdout};
@@ -119,6 +120,29 @@ fn a_roofline_of_a_decode_has_its_steps_alone() {
     let step = generated.iter().find(|row| row["operator"] == "kda step").expect("steps");
     assert_eq!(step["calls"], 6 * 5, "{step}");
     assert!(generated.iter().all(|row| row["operator"] != "kda chunk"), "{generated:?}");
+}
+
+/// The shapes of a config.json are enough to measure with.
+#[test]
+fn random_weights_stand_in_for_files_that_are_not_there() {
+    let model = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-random");
+    fs::create_dir_all(&model).expect("it can be made");
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tiny-model/config.json");
+    fs::copy(own, model.join("config.json")).expect("it can be copied");
+    let model = model.to_str().expect("a plain path");
+    let args = ["bench", "prefill", "--model", model, "--tokens", "80", "--rounds", "1", "-t", "1"];
+    let without = run(&args);
+    assert_eq!(without.status.code(), Some(3), "{}", stderr(&without));
+    for quantize in ["none", "q8"] {
+        let more = ["--random-weights", "--quantize", quantize, "--json"];
+        let report = json(&run(&[&args[..], &more].concat()));
+        assert_eq!(report["has_random_weights"], true);
+        let own = json(&run(&["bench", "prefill", "--tokens", "80", "--rounds", "1", "--json"]));
+        assert_eq!(own["has_random_weights"], false);
+        assert_eq!(report["weights_bytes"], own["weights_bytes"]);
+    }
+    let told = stdout(&run(&[&args[..], &["--random-weights"]].concat()));
+    assert!(told.contains(" in memory, random ones\n"), "{told}");
 }
 
 #[test]

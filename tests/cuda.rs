@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use cuda_support::{Device, assert_caught, device, with_seeds};
+use cuda_support::{Device, assert_caught, device, emulated, options, with_seeds};
 use deltapool::config::{CheckpointDtype, EngineConfig, MemorySize, Preempt};
 use deltapool::engine::core::Core;
 use deltapool::engine::cuda::CudaExecutor;
@@ -29,7 +29,7 @@ use deltapool::engine::{Engine, EngineBuilder, EngineLimits, OpenDevice, Request
 use deltapool::models::ModelFiles;
 use deltapool::models::cuda::CudaModel;
 use deltapool::request::{Event, Finish, FinishReason, Request, SamplingParams};
-use kernels::cuda::{Cuda, Options};
+use kernels::cuda::Cuda;
 use kernels::{Compute, KvDtype, Quantization};
 
 /// Requests run three at a time, and every fifth step one of them is pushed out.
@@ -117,7 +117,7 @@ fn on_device(
 
 fn executor(cuda: Cuda, files: &ModelFiles) -> CudaExecutor {
     let limits = EngineLimits::derive(&files.spec, &config(), None).expect("it fits");
-    let weights = files.load_rows(&mut |_, _| {}).expect("it loads");
+    let weights = files.rows().expect("it is sound");
     let bytes = (limits.device.arena_bytes(), limits.host.arena_bytes());
     let made = CudaExecutor::new(cuda, (files, weights), bytes, bytes.1, limits.most());
     let (executor, not_pinned) = made.expect("there is room");
@@ -126,9 +126,8 @@ fn executor(cuda: Cuda, files: &ModelFiles) -> CudaExecutor {
 }
 
 /// Another handle of the device that the test holds.
-fn open(device: &Device) -> Cuda {
-    let options = Options { compile: device.stand_in.is_some(), ..Options::default() };
-    Cuda::open(options).expect("the device opens")
+fn open(_held: &Device) -> Cuda {
+    Cuda::open(options()).expect("the device opens")
 }
 
 fn compare(device: &Device, model: impl Fn() -> ModelFiles, seeds: u64) {
@@ -266,7 +265,7 @@ fn a_model_takes_about_as_much_memory_as_is_said_before() {
         let weights = files.weight_bytes().expect("it reads").expect("there are some").stored;
         let said = CudaModel::work_bytes(&files.spec, limits.most()) + weights;
         let free = device.cuda.free_bytes().expect("it answers");
-        let loaded = files.load_rows(&mut |_, _| {}).expect("it loads");
+        let loaded = files.rows().expect("it is sound");
         let model = CudaModel::new(open(&device), &files, loaded, limits.most());
         let taken = free - device.cuda.free_bytes().expect("it answers");
         drop(model.expect("there is room"));
@@ -278,9 +277,9 @@ fn a_model_takes_about_as_much_memory_as_is_said_before() {
 /// Requests that run and that wait end with what the device said, and so does every later one.
 #[test]
 fn a_device_that_fails_ends_every_request_with_its_reason() {
-    let Some(device @ Device { stand_in: Some(stand_in), .. }) = &device() else { return };
+    let Some((device, stand_in)) = emulated() else { return };
     for nth in [1, 40, 400] {
-        let engine = builder(device, config()).build().expect("it is built");
+        let engine = builder(&device, config()).build().expect("it is built");
         stand_in.fail(Some(nth));
         let handles: Vec<_> = requests(768)
             .into_iter()

@@ -1,5 +1,5 @@
 //! The program with `--device cuda`, as a user's shell sees it: on the emulated device, which it
-//! finds as it would find a driver.
+//! finds as it would find a driver, or, with `DELTAPOOL_TEST_GPU=1`, on a real one.
 
 #[allow(unsafe_code)] // it loads libraries; the file is of `kernels`
 #[path = "../kernels/tests/cuda_support/mod.rs"]
@@ -29,11 +29,16 @@ mod program {
 
     pub fn program() -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("deltapool"));
-        let folder = super::folder().expect("tests without it are skipped");
-        // Kept kernels of the emulated device are none for a real one.
-        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("program-cache");
         command.env_remove("DELTAPOOL_ISA").stdin(Stdio::null());
-        command.env("LD_LIBRARY_PATH", folder).env("XDG_CACHE_HOME", cache);
+        // Kept kernels of the emulated device are none for a real one.
+        let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        if super::on_gpu() {
+            command.env("XDG_CACHE_HOME", tmp.join("gpu-cache"));
+        } else {
+            let folder = super::folder().expect("tests without it are skipped");
+            command.env("LD_LIBRARY_PATH", folder);
+            command.env("XDG_CACHE_HOME", tmp.join("program-cache"));
+        }
         TOLD.with_borrow(|told| command.envs(told.iter().copied()));
         command
     }
@@ -41,9 +46,19 @@ mod program {
 
 use program::{TOLD, program};
 
-/// Whether there is an emulated device that the program can use; if not, that is told.
+/// Whether there is a device that the program can use; if not, that is told.
+fn has_device() -> bool {
+    on_gpu() || is_emulated()
+}
+
+/// Whether there is an emulated device that the program can use and that fails, or is another one,
+/// when it is told to; if not, that is told.
 fn is_emulated() -> bool {
-    if on_gpu() || kernels::cuda::SOURCES.iter().any(kernels::cuda::Source::is_carried) {
+    if on_gpu() {
+        skip("a real device is what it is");
+        return false;
+    }
+    if kernels::cuda::SOURCES.iter().any(kernels::cuda::Source::is_carried) {
         skip("the emulated device runs no compiled kernels");
         return false;
     }
@@ -96,7 +111,7 @@ fn ids_file(name: &str, ids: &[u32]) -> String {
 
 #[test]
 fn answers_and_scores_are_those_of_the_processor() {
-    if !is_emulated() {
+    if !has_device() {
         return;
     }
     let ids: Vec<u32> = (0..100).map(|i| (i * i * 7 + 3) % 768).collect();
@@ -126,7 +141,7 @@ fn answers_and_scores_are_those_of_the_processor() {
 
 #[test]
 fn a_batch_is_swapped_and_answers_as_on_the_processor() {
-    if !is_emulated() {
+    if !has_device() {
         return;
     }
     let input = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-batch.jsonl");
@@ -152,6 +167,9 @@ fn a_batch_is_swapped_and_answers_as_on_the_processor() {
     }
     assert!(cuda.iter().any(|row| row["swapped_bytes"].as_u64() > Some(0)), "{cuda:?}");
     // A device that fails fails each of them, also the one that waits.
+    if !is_emulated() {
+        return;
+    }
     let failed = told(&[("DELTAPOOL_STANDIN_FAILING_LAUNCH", "2500")], || rows("cuda", 1));
     let told = |row: &Value| row["error"].as_str().is_some_and(|e| e.contains("CUDA error 719"));
     assert!(failed.len() == 3 && failed.iter().all(told), "{failed:?}");
@@ -163,13 +181,9 @@ fn a_device_that_is_not_there_is_told_before_weights_are_loaded() {
     if !is_emulated() {
         return;
     }
-    let model = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-no-weights");
-    fs::create_dir_all(&model).expect("it can be made");
-    let config = Path::new(SMALL[1]).join("config.json");
-    fs::copy(config, model.join("config.json")).expect("it can be copied");
-    let model = model.to_str().expect("a plain path");
+    let model = without_weights("cuda-no-weights");
     let file = ids_file("cuda-no-weights.json", &[1, 2, 3]);
-    let args = ["generate", "--ids-file", &file, "--model", model, "--device"];
+    let args = ["generate", "--ids-file", &file, "--model", &model, "--device"];
     let refused = |what: &[(&'static str, &'static str)], device: &str| {
         let output = told(what, || run(&[&args[..], &[device]].concat()));
         (output.status.code(), stderr(&output))
@@ -218,7 +232,7 @@ fn flags_that_a_device_does_not_serve_are_refused_by_name() {
 
 #[test]
 fn a_bench_runs_on_the_device() {
-    if !is_emulated() {
+    if !has_device() {
         return;
     }
     let args = ["bench", "decode", "--sequences", "2", "--context", "0", "--steps", "1"];
@@ -226,6 +240,145 @@ fn a_bench_runs_on_the_device() {
     let report = json_of(&run(&[&args[..], &more, &SMALL].concat()));
     assert_eq!(report["device"], "cuda");
     assert_eq!(report["cases"].as_array().map(Vec::len), Some(1));
+}
+
+/// A folder with a model's `config.json` and nothing else.
+fn without_weights(name: &str) -> String {
+    let model = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&model).expect("it can be made");
+    let config = Path::new(SMALL[1]).join("config.json");
+    fs::copy(config, model.join("config.json")).expect("it can be copied");
+    model.into_os_string().into_string().expect("a plain path")
+}
+
+#[test]
+fn a_bench_runs_on_the_device_without_weights_too() {
+    if !has_device() {
+        return;
+    }
+    let model = without_weights("cuda-random");
+    let args = ["bench", "prefill", "--tokens", "70", "--rounds", "1", "--device", "cuda"];
+    let args = [&args[..], &["--model", &model, "--quiet"]].concat();
+    assert_eq!(run(&args).status.code(), Some(3), "there are no weights");
+    let report = json_of(&run(&[&args[..], &["--random-weights", "--json"]].concat()));
+    assert_eq!((&report["device"], &report["has_random_weights"]), (&json!("cuda"), &json!(true)));
+    assert!(report["weights_bytes"].as_u64() > Some(1000), "{report}");
+}
+
+/// The memory of the emulated device is the host's, so the process holds the weights there, and two
+/// copies of a layer on its way, ours and the driver's; all of them on their way would be three
+/// times the weights.
+#[test]
+fn weights_go_to_the_device_a_layer_at_a_time() {
+    if !is_emulated() {
+        return;
+    }
+    let model = without_weights("cuda-layers");
+    let path = Path::new(&model).join("config.json");
+    let text = fs::read_to_string(&path).expect("it is there");
+    let mut config: Value = serde_json::from_str(&text).expect("it is JSON");
+    // Many experts have many bytes and few products: five layers of 63 MB.
+    config["num_experts"] = json!(640);
+    config["moe_intermediate_size"] = json!(256);
+    fs::write(&path, config.to_string()).expect("it can be written");
+    let args = ["bench", "prefill", "--tokens", "1", "--rounds", "1", "--device", "cuda"];
+    let more = ["--model", &model, "--random-weights", "--quiet", "--json"];
+    let report = json_of(&run(&[&args[..], &more].concat()));
+    let [weights, peak] =
+        ["weights_bytes", "peak_rss_bytes"].map(|key| report[key].as_u64().expect("a number"));
+    assert!(weights > 300_000_000, "{weights}");
+    assert!(peak > weights && peak < 2 * weights, "{peak} bytes for {weights}");
+}
+
+/// All arms are measured, and the program itself fails when an answer goes on otherwise after one
+/// or other bytes are copied than a sequence holds.
+#[test]
+fn swap_and_recomputation_are_measured_on_the_device() {
+    if !has_device() {
+        return;
+    }
+    let args = ["bench", "crossover", "--lengths", "64,128", "--max-num-batched-tokens", "64"];
+    let more = ["--checkpoint-every", "64", "--device", "cuda", "--quiet", "--json"];
+    let report = json_of(&run(&[&args[..], &more, &SMALL].concat()));
+    assert_eq!(report["device"], "cuda");
+    let arms: Vec<&str> = report["rows"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter(|row| row["L"] == 128 && row["ms_p50"].is_number())
+        .map(|row| row["arm"].as_str().expect("a name"))
+        .collect();
+    let all = ["swap_out", "swap_in", "swap", "recompute", "recompute_marginal", "checkpoint"];
+    assert_eq!(arms, all);
+}
+
+#[test]
+fn every_operator_of_the_device_is_timed() {
+    if !has_device() {
+        return;
+    }
+    let args = ["bench", "device", "--tiny", "--repeats", "2", "--quiet"];
+    let report = json_of(&run(&[&args[..], &["--json"]].concat()));
+    let median = |spread: &Value| {
+        let [min, median, max] = ["min", "median", "max"].map(|key| spread[key].as_f64());
+        assert!(Some(0.0) < min && min <= median && median <= max, "{spread}");
+        median
+    };
+    median(&report["copy_gb_per_second"]);
+    median(&report["product_tflop_per_second"]);
+    let link = report["link"]["rows"].as_array().expect("a list");
+    let whats: Vec<&str> = link.iter().map(|row| row["what"].as_str().expect("a name")).collect();
+    let sequence = ["sequence to host", "sequence to device"];
+    assert_eq!(whats[..3], ["to host", "to device", "both ways"]);
+    assert_eq!(whats[3..], sequence);
+    link.iter().for_each(|row| drop(median(&row["gb_per_second"])));
+    let rows = report["rows"].as_array().expect("a list");
+    let count = |operator: &str| rows.iter().filter(|row| row["operator"] == operator).count();
+    for (operator, cases) in [
+        ("kda step", 2),
+        ("conv step", 2),
+        ("mla step", 2),
+        ("kda prompt", 2),
+        ("mla prompt", 1),
+        ("product", 8),
+        ("experts", 3),
+        ("norm", 1),
+        ("add", 1),
+        ("likeliest", 1),
+    ] {
+        assert_eq!(count(operator), cases, "{operator}");
+    }
+    for row in rows {
+        let (us, floor) = (median(&row["us"]), row["floor_us"].as_f64());
+        assert!(us.is_some() && floor > Some(0.0), "{row}");
+        assert!(row["bytes"].as_u64() > Some(0) && row["operations"].as_u64() > Some(0), "{row}");
+    }
+    let targets: Vec<&Value> = [link, rows]
+        .into_iter()
+        .flatten()
+        .flat_map(|row| row["targets"].as_array().expect("a list"))
+        .collect();
+    // Of steps of 32 sequences, of the published prompt, of swapping each way. Made-up shapes are
+    // held to nothing, whatever they run on.
+    assert_eq!(targets.len(), 6, "{targets:?}");
+    assert!(targets.iter().all(|target| target["verdict"] == "not judged"), "{targets:?}");
+    let text = stdout(&run(&args));
+    assert!(text.contains("nothing is judged here") && text.contains("\nkda prompt  "), "{text}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_not_timed() {
+    if !is_emulated() {
+        return;
+    }
+    let none = [("DELTAPOOL_STANDIN_DEVICES", "0")];
+    let output = told(&none, || run(&["bench", "device", "--tiny"]));
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert_eq!(said, "error: --device cuda: no CUDA device 0: the driver has 0\n");
+    let refused = run(&["bench", "device", "--repeats", "0"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(stderr(&refused), "error: --repeats 0: 1 to 1000\n");
 }
 
 /// A device that fails while it serves: who asked and who asks afterwards hear why, and whoever

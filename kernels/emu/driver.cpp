@@ -12,6 +12,7 @@
 // not be captured. A kernel that writes past an allocation ends the process with its name.
 #include "emu.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -31,6 +32,7 @@ enum Result {
   INVALID_DEVICE = 101,
   INVALID_IMAGE = 200,
   INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
   LAUNCH_FAILED = 719,
@@ -40,6 +42,8 @@ enum Result {
 
 struct Event {
   uint64_t recorded = 0, reached = 0;
+  bool timed = false;
+  std::chrono::steady_clock::time_point at;
 };
 // Work that waits for an event keeps it: one may be destroyed before it is reached.
 using EventHandle = std::shared_ptr<Event>;
@@ -342,9 +346,12 @@ API cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   if (stream_of(handle)->capturing) return event->recorded ? CAPTURE_ISOLATION : SUCCESS;
   return push(handle, Work{nullptr, event, event->recorded});
 }
-API cuEventCreate(void** handle, unsigned) {
+API cuEventCreate(void** handle, unsigned flags) {
   IN_CONTEXT;
-  *handle = new EventHandle(new Event);
+  const unsigned DISABLE_TIMING = 2;
+  Event* event = new Event;
+  event->timed = !(flags & DISABLE_TIMING);
+  *handle = new EventHandle(event);
   return SUCCESS;
 }
 API cuEventDestroy_v2(void* handle) {
@@ -357,7 +364,10 @@ API cuEventRecord(void* handle, void* stream) {
   EventHandle event = *(EventHandle*)handle;
   if (stream_of(stream)->capturing) return SUCCESS;
   uint64_t number = ++event->recorded;
-  return push(stream, [=] { event->reached = number; });
+  return push(stream, [=] {
+    event->reached = number;
+    event->at = std::chrono::steady_clock::now();
+  });
 }
 API cuEventSynchronize(void* handle) {
   IN_CONTEXT;
@@ -375,8 +385,13 @@ API cuEventQuery(void* handle) {
   run_until([&] { return std::exchange(once, true); });
   return NOT_READY;
 }
-API cuEventElapsedTime_v2(float* milliseconds, void*, void*) {
-  *milliseconds = 0;
+// What the emulation took, which says nothing of a device.
+API cuEventElapsedTime_v2(float* milliseconds, void* from, void* to) {
+  IN_CONTEXT;
+  EventHandle start = *(EventHandle*)from, end = *(EventHandle*)to;
+  if (!start->timed || !end->timed || !start->recorded || !end->recorded) return INVALID_HANDLE;
+  if (start->reached < start->recorded || end->reached < end->recorded) return NOT_READY;
+  *milliseconds = std::chrono::duration<float, std::milli>(end->at - start->at).count();
   return SUCCESS;
 }
 
@@ -570,3 +585,11 @@ TEST void standin_push(void* stream, void (*function)(void*), void* argument) {
 }
 // ldmatrix so far whose rows shared a bank.
 TEST uint64_t standin_matrix_load_conflicts() { return emu::counts.matrix_load_conflicts; }
+// The kernels whose blocks take more shared memory than so many bytes, a name and a space each.
+TEST const char* standin_kernels_over(size_t bytes) {
+  static std::string names;
+  names.clear();
+  for (emu::Kernel* k = emu::kernels; k; k = k->next)
+    if (k->shared_bytes > bytes) names += std::string(k->name) + " ";
+  return names.c_str();
+}

@@ -6,20 +6,16 @@ mod cuda_support;
 use std::fs;
 use std::path::Path;
 
-use cuda_support::{Device, Values, assert_caught, device, with_seeds};
+use cuda_support::{Values, assert_caught, device, emulated, options, with_seeds};
 use kernels::cuda::{
     Capacity, Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceSpans, Direction, HostArena,
     NotPinned, Options, Piece, Slots, Step, StepTable, conv, dense,
 };
 use kernels::{Arena, NO_SLOT, Rows, RowsMut, Span, Spans};
 
-fn options() -> Options {
-    Options { compile: true, ..Options::default() }
-}
-
 #[test]
 fn a_machine_that_cannot_serve_is_told() {
-    let Some(Device { stand_in: Some(stand_in), .. }) = &device() else { return };
+    let Some((_device, stand_in)) = emulated() else { return };
     let opened = || Cuda::open(options()).map(|_| ()).expect_err("it cannot").to_string();
     stand_in.machine(0, 13000, 1 << 30, 1 << 30);
     assert_eq!(opened(), "no CUDA device 0: the driver has 0");
@@ -42,9 +38,29 @@ fn a_machine_that_cannot_serve_is_told() {
     assert_eq!(properties.memory_bytes, 8 << 30);
 }
 
+/// Devices of compute capability 12.0 give a block of threads 99 KiB. What takes more is most of
+/// every layer: products of bf16 weights, prompts of KDA, all attention. So the door refuses them,
+/// though every file compiles for them (cuda_compiled.rs).
+#[test]
+fn these_kernels_cannot_be_launched_with_99_kib() {
+    let Some((_device, stand_in)) = emulated() else { return };
+    let over = stand_in.kernels_over(99 << 10);
+    let without = [
+        "attend",
+        "attend_latents",
+        "gemm_mma_few",
+        "gemm_mma_many",
+        "gemm_mma_some",
+        "kda_prepare",
+        "kda_scan",
+        "kda_scan_tf32",
+    ];
+    assert_eq!(over, without);
+}
+
 #[test]
 fn memory_that_is_not_there_is_told() {
-    let Some(device @ Device { stand_in: Some(stand_in), .. }) = &device() else { return };
+    let Some((device, stand_in)) = emulated() else { return };
     let cuda = &device.cuda;
     let free = cuda.free_bytes().expect("it answers");
     match DeviceArena::new(cuda, free + 1) {
@@ -69,7 +85,8 @@ fn what_is_freed_while_a_graph_may_name_it_stays() {
     let Some(device) = device() else { return };
     let cuda = &device.cuda;
     let mut x = DeviceBuffer::of(cuda, &[1.0f32; 64]).expect("room");
-    let y = DeviceBuffer::of(cuda, &[2.0f32; 64]).expect("room");
+    // A driver tells of memory that comes and goes in pieces of some MiB.
+    let y = DeviceBuffer::of(cuda, &vec![2.0f32; 4 << 20]).expect("room");
     // Loads the kernel, which cannot be recorded.
     dense::add(cuda, x.rows_mut(1, 64), y.rows(1, 64)).expect("launched");
     let graph = cuda.capture(|| dense::add(cuda, x.rows_mut(1, 64), y.rows(1, 64)));
@@ -97,7 +114,7 @@ fn a_capture_that_fails_leaves_the_stream_as_it_was() {
 
 #[test]
 fn compiled_kernels_are_kept_and_a_broken_one_is_compiled_again() {
-    let Some(Device { stand_in: Some(stand_in), .. }) = &device() else { return };
+    let Some((_device, stand_in)) = emulated() else { return };
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kept-kernels");
     let _ = fs::remove_dir_all(&cache);
     let run = || {
@@ -288,6 +305,43 @@ fn a_transfer_is_done_when_it_is_done() {
     cuda.follow(&back).expect("it waits");
     arena.read(cuda, 1024, &mut bytes[..256]).expect("it ran");
     assert!(bytes[..256].iter().all(|byte| *byte == 7));
+}
+
+/// The clock runs from the first to the last of what was given, whatever lies between.
+#[test]
+fn what_takes_longer_takes_longer_by_the_devices_clock() {
+    let Some(device) = device() else { return };
+    let cuda = &device.cuda;
+    let bytes = 16 << 20;
+    let mut arena = DeviceArena::new(cuda, 2 * bytes).expect("room");
+    let (mut host, _) = HostArena::new(cuda, bytes, bytes).expect("room");
+    let mut copies = |count: usize| {
+        cuda.time(|| (0..count).try_for_each(|_| arena.copy_within(cuda, 0, bytes, bytes)))
+    };
+    copies(1).expect("it ran");
+    let (none, few, many) = (copies(0), copies(2), copies(64));
+    let [none, few, many] = [none, few, many].map(|seconds| seconds.expect("it ran"));
+    assert!(0.0 <= none && none < few && 4.0 * few < many, "{none}, {few}, {many}");
+    let piece = [Piece { device: 0, host: 0, bytes }];
+    let swap = cuda.time(|| {
+        let transfer = cuda.transfer(Direction::ToHost, &piece, &mut arena, &mut host)?;
+        cuda.follow(&transfer)
+    });
+    // A link of 16 MiB in less than this would be of 16 TB a second.
+    assert!(swap.expect("it ran") > 1e-6, "the transfer was not waited for");
+    let failed = CudaError::Driver { call: "nothing", reason: "asked for".into() };
+    assert_eq!(cuda.time(|| Err(failed.clone())), Err(failed));
+}
+
+#[test]
+fn an_arena_is_filled_to_its_last_byte() {
+    let Some(device) = device() else { return };
+    let mut arena = DeviceArena::new(&device.cuda, 1000).expect("room");
+    arena.fill(&device.cuda, 0xff).expect("it runs");
+    let mut bytes = vec![0u8; 1000];
+    arena.read(&device.cuda, 0, &mut bytes).expect("it ran");
+    assert!(bytes.iter().all(|byte| *byte == 0xff));
+    DeviceArena::new(&device.cuda, 0).and_then(|mut a| a.fill(&device.cuda, 1)).expect("nothing");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod batching;
 mod crossover;
+mod device;
 pub(super) mod ids;
 pub(super) mod line;
 mod machine;
@@ -36,6 +37,8 @@ pub enum Bench {
     Batching(batching::BatchingArgs),
     /// What memory and arithmetic of this machine give at most.
     Machine(machine::MachineArgs),
+    /// What a CUDA device takes for each operator, beside what it gives at most.
+    Device(device::DeviceArgs),
     /// How much of its prompts a workload does not compute: the real scheduler over a trace, with
     /// fake bytes.
     Reuse(reuse::ReuseArgs),
@@ -62,6 +65,7 @@ pub fn run(args: &BenchArgs, isa: Isa) -> Result<(), CliError> {
         Bench::Decode(args) => speed::decode(args, isa),
         Bench::Batching(args) => batching::run(args, isa),
         Bench::Machine(args) => machine::run(args, isa),
+        Bench::Device(args) => device::run(args),
         Bench::Reuse(args) => reuse::run(args),
         Bench::Crossover(args) => crossover::run(args, isa),
     }

@@ -138,7 +138,7 @@ fn measure(
     let best = products.iter().map(|product| product.1).fold(0.0, f64::max);
     let (loading, show) = loading_bar(common.quiet);
     let builder = Engine::builder(files).isa(isa).config(config).on_load(show);
-    let core = builder.build_core(|executor| LinkExecutor::new(executor, None));
+    let core = builder.build_over(|executor| LinkExecutor::new(executor, None));
     loading.finish_and_clear();
     let stepper = Stepper::new(core.map_err(advise)?);
     let mut steps = Steps::new(stepper, spec.vocab_size, &bar);

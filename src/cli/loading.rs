@@ -39,6 +39,21 @@ impl Files {
         Files::open_on(args, isa, Device::Cpu)
     }
 
+    /// As [`Files::open`], with random weights in the place of the files' if that is asked for.
+    pub fn open_for_bench(
+        args: &CommonArgs,
+        has_random_weights: bool,
+        isa: Isa,
+    ) -> Result<Files, CliError> {
+        let mut files = Files::open(args, isa)?;
+        if has_random_weights {
+            files.model = files.model.with_random_weights();
+            let has_bf16 = isa.has_bf16() || files.device.kind() == Device::Cuda;
+            args.precision.apply(&mut files.model.spec, has_bf16);
+        }
+        Ok(files)
+    }
+
     fn open_on(args: &CommonArgs, isa: Isa, device: Device) -> Result<Files, CliError> {
         let (mut model, text) = match &args.model {
             Some(dir) => {

@@ -146,14 +146,25 @@ impl<'p> EngineBuilder<'p> {
     ///
     /// # Errors
     /// As [`EngineBuilder::build`].
-    pub fn build_loop(mut self) -> Result<Core<AnyExecutor>, EngineError> {
+    pub fn build_loop(self) -> Result<Core<AnyExecutor>, EngineError> {
+        self.build_over(|executor| executor)
+    }
+
+    /// As [`EngineBuilder::build_loop`], over an executor that `wrap` makes of the device's.
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::build`].
+    pub fn build_over<E: Executor>(
+        mut self,
+        wrap: impl FnOnce(AnyExecutor) -> E,
+    ) -> Result<Core<E>, EngineError> {
         let limits = self.limits()?;
         let device = self.device.take().expect("limits are of an open device");
         let made = device.executor(&self.files, (&limits, self.isa), &mut self.progress)?;
         let (executor, warnings) = made;
         warnings.iter().for_each(|warning| (self.warn)(warning));
         let cost = self.cost(executor.cpu(), &limits)?;
-        Ok(self.core(&limits, cost, executor))
+        Ok(self.core(&limits, cost, wrap(executor)))
     }
 
     /// As [`EngineBuilder::build_loop`], on the processor, over an executor that `wrap` makes of

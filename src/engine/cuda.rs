@@ -16,8 +16,8 @@ use super::executor::{Executor, PlannedDraw, take_scores};
 use super::lower::Job;
 use super::sampler::{Needed, SampleError, Sampled, Sampler};
 use crate::config::LEAST_MAX_NUM_BATCHED_TOKENS;
-use crate::models::cuda::{CudaModel, Most, Wanted};
-use crate::models::{Batch, LogitSource, ModelFiles, ModelWeights};
+use crate::models::cuda::{CudaModel, LoadError, Most, Wanted};
+use crate::models::{Batch, LayerFiles, LogitSource, ModelFiles};
 use crate::scheduler::{Direction, SampledToken, StepReport, TransferId};
 
 /// Runs batches on a CUDA device. Owns the model and the arenas of both tiers.
@@ -38,17 +38,16 @@ impl CudaExecutor {
     /// An executor with arenas of so many bytes on the device and on the host; the host's is pinned
     /// if it has at most `pinned_budget` bytes and the system agrees, or else the reason is told.
     /// Whether graphs can be relied on is tested; if not, [`CudaModel::graphs_off`] says why.
-    /// `weights` are row after row ([`ModelFiles::load_rows`]).
     ///
     /// # Errors
-    /// When the device or the system has no room.
+    /// When the weights cannot be loaded, or the device or the system has no room.
     pub fn new(
         cuda: Cuda,
-        (files, weights): (&ModelFiles, ModelWeights),
+        (files, weights): (&ModelFiles, LayerFiles<'_>),
         (device_bytes, host_bytes): (usize, usize),
         pinned_budget: usize,
         most: Most,
-    ) -> Result<(CudaExecutor, Option<NotPinned>), CudaError> {
+    ) -> Result<(CudaExecutor, Option<NotPinned>), LoadError> {
         let mut model = CudaModel::new(cuda, files, weights, most)?;
         let mut arena = DeviceArena::new(model.cuda(), device_bytes)?;
         model.test_graphs(&mut arena)?;
@@ -66,6 +65,15 @@ impl CudaExecutor {
     /// The model it runs, to turn its graphs off.
     pub fn model_mut(&mut self) -> &mut CudaModel {
         &mut self.model
+    }
+
+    /// Makes all bytes of the device's tier those of numbers that are none: for measurements, which
+    /// would not notice what was not copied or computed.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn poison(&mut self) -> Result<(), CudaError> {
+        self.arena.fill(self.model.cuda(), 0xff)
     }
 
     /// Runs `batch` and returns its logits, `[sources][vocab_size]`.

@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 #[cfg(feature = "cuda")]
-use kernels::cuda::{Cuda, CudaError, NotPinned};
+use kernels::cuda::{Cuda, CudaError, DeviceArena, Direction, HostArena, NotPinned, Piece};
 use kernels::{Cpu, Isa};
 
-use super::EngineError;
 #[cfg(feature = "cuda")]
 use super::cuda::CudaExecutor;
 use super::executor::{CpuExecutor, Executor, PlannedDraw};
@@ -15,14 +14,24 @@ use super::limits::EngineLimits;
 #[cfg(feature = "cuda")]
 use super::limits::FreeMemory;
 use super::lower::Job;
+use super::{EngineError, probe};
 #[cfg(feature = "cuda")]
 use crate::config::{CheckpointDtype, InvalidLimit, Preempt, available_memory};
 use crate::config::{Device, EngineConfig};
 #[cfg(feature = "cuda")]
 use crate::models::WeightBytes;
+#[cfg(feature = "cuda")]
+use crate::models::cuda::LoadError;
 use crate::models::spec::ModelSpec;
 use crate::models::{Batch, Model, ModelFiles};
 use crate::scheduler::StepReport;
+
+/// Not a number, as an f32 and as two bf16 values.
+const POISON: f32 = f32::from_bits(0x7fc0_7fc0);
+
+/// Bytes of the copies by which the link of a CUDA device is measured.
+#[cfg(feature = "cuda")]
+const LINK_BYTES: usize = 64 << 20;
 
 /// Most tokens of a step on a CUDA device.
 #[cfg(feature = "cuda")]
@@ -99,6 +108,18 @@ impl OpenDevice {
         }
     }
 
+    /// Bytes per second of copies between its tiers: to the host, and back.
+    ///
+    /// # Errors
+    /// When there is no memory to copy, or the device fails.
+    pub fn link_bytes_per_second(&self) -> Result<[f64; 2], EngineError> {
+        match self {
+            OpenDevice::Cpu => Ok([probe::link_bytes_per_second()?; 2]),
+            #[cfg(feature = "cuda")]
+            OpenDevice::Cuda(cuda) => Ok(cuda_link(cuda).map_err(DeviceError::cuda)?),
+        }
+    }
+
     /// Loads the weights, and gives what runs batches within `limits`; and what works but is not as
     /// it should be.
     ///
@@ -164,6 +185,24 @@ impl AnyExecutor {
             AnyExecutor::Cpu(executor) => executor.model().spec(),
             #[cfg(feature = "cuda")]
             AnyExecutor::Cuda(executor) => executor.model().spec(),
+        }
+    }
+
+    /// Makes the memory of the device's tier not-a-number, as f32 and as bf16, while nothing there
+    /// is needed: the units that come back are mostly those that were given up, and their old bytes
+    /// would hide what was not copied or computed.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn poison(&mut self) -> Result<(), DeviceError> {
+        match self {
+            AnyExecutor::Cpu(executor) => {
+                let (device, ..) = executor.memory_mut();
+                device.f32s_mut(0, device.bytes() / size_of::<f32>()).fill(POISON);
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            AnyExecutor::Cuda(executor) => executor.poison().map_err(DeviceError::cuda),
         }
     }
 
@@ -240,10 +279,12 @@ fn cuda_limits(
         DeviceError::cuda(format!("the weights take {weights} bytes, and {free} are free there"))
     })?;
     let host = available_memory();
-    if let Some(free) = host.filter(|free| bytes.held > *free) {
-        let weights = bytes.held;
+    // A layer at a time is on its way.
+    let most = if bytes.stored > 0 { files.rows()?.most_bytes() } else { 0 };
+    if let Some(free) = host.filter(|free| most > *free) {
         return Err(DeviceError::cuda(format!(
-            "the weights take {weights} bytes of the host on their way, and {free} are free there"
+            "a layer's weights take {most} bytes of the host on their way, and {free} are free \
+             there"
         ))
         .into());
     }
@@ -254,6 +295,25 @@ fn cuda_limits(
         config.preempt = Preempt::Swap;
     }
     EngineLimits::derive_in(&files.spec, &config, FreeMemory::Apart { device, host })
+}
+
+/// The rates of pinned copies to the host and back, after one that is not timed.
+#[cfg(feature = "cuda")]
+fn cuda_link(cuda: &Cuda) -> Result<[f64; 2], CudaError> {
+    let mut device = DeviceArena::new(cuda, LINK_BYTES)?;
+    let (mut host, _) = HostArena::new(cuda, LINK_BYTES, LINK_BYTES)?;
+    let pieces = [Piece { device: 0, host: 0, bytes: LINK_BYTES }];
+    let mut rates = [0.0; 2];
+    for _ in 0..2 {
+        for (rate, way) in rates.iter_mut().zip([Direction::ToHost, Direction::ToDevice]) {
+            let seconds = cuda.time(|| {
+                let transfer = cuda.transfer(way, &pieces, &mut device, &mut host)?;
+                cuda.follow(&transfer)
+            })?;
+            *rate = LINK_BYTES as f64 / seconds.max(1e-9);
+        }
+    }
+    Ok(rates)
 }
 
 /// Refuses by name what a CUDA device does not do.
@@ -293,14 +353,15 @@ fn cuda_executor(
     let bytes = (limits.device.arena_bytes(), limits.host.arena_bytes());
     // Memory that is pinned is lost to everybody else: half of what is free at most.
     let budget = available_memory().map_or(bytes.1, |free| free / 2);
-    let loaded = (files, files.load_rows(progress)?);
-    CudaExecutor::new(cuda, loaded, bytes, budget, limits.most()).map_err(|error| match error {
-        CudaError::OutOfMemory { bytes, free } => EngineError::Memory {
+    let weights = (files, files.rows()?.on_load(progress));
+    CudaExecutor::new(cuda, weights, bytes, budget, limits.most()).map_err(|error| match error {
+        LoadError::Files(error) => error.into(),
+        LoadError::Device(CudaError::OutOfMemory { bytes, free }) => EngineError::Memory {
             needed: bytes,
             what: "on the CUDA device".to_owned(),
             available: free,
             advice: "give --device-memory less".to_owned(),
         },
-        error => DeviceError::cuda(error).into(),
+        LoadError::Device(error) => DeviceError::cuda(error).into(),
     })
 }

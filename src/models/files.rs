@@ -1,6 +1,8 @@
 //! A model as files: from a folder, or from the binary, to a [`ModelSpec`] and loaded weights.
 
 use std::collections::HashMap;
+#[cfg(feature = "cuda")]
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use super::generation::{GenerationDefaults, SamplingDefaults};
 use super::spec::{ModelSpec, Part, Required};
 #[cfg(feature = "cuda")]
 use crate::weights::Order;
-use crate::weights::{Named, Tensor, WeightBytes, Weights, WeightsError};
+use crate::weights::{Named, Tensor, WeightBytes, WeightFiles, Weights, WeightsError};
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -71,6 +73,8 @@ pub struct ModelFiles {
     /// Its name in errors.
     generation_path: String,
     family: &'static Family,
+    /// How `config.json` says that the weights are encoded.
+    declared: Option<Dtype>,
     place: Place,
 }
 
@@ -78,6 +82,8 @@ pub struct ModelFiles {
 enum Place {
     Folder(PathBuf),
     Binary(&'static [u8]),
+    /// Nowhere: values are random, encoded so.
+    Random(Dtype),
 }
 
 impl Place {
@@ -86,6 +92,7 @@ impl Place {
         match self {
             Place::Folder(dir) => Weights::dtype_in(dir),
             Place::Binary(file) => Weights::dtype_embedded(file),
+            Place::Random(dtype) => Some(*dtype),
         }
     }
 }
@@ -157,14 +164,11 @@ impl ModelFiles {
             .chain(nested.map(|map| (CONFIG, map)))
             .chain([(CONFIG, &config)])
             .collect();
-        spec.kv_dtype = match place.dtype().or_else(|| declared_dtype(&config)) {
-            Some(Dtype::F32) => KvDtype::F32,
-            // Without files and a word there is nothing to run; what is shown is of 16 bits.
-            Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
-        };
+        let declared = declared_dtype(&config);
+        spec.kv_dtype = kv_dtype(place.dtype().or(declared));
         let defaults = GenerationDefaults::read(&sources, spec.vocab_size).map_err(refused)?;
         let generation_path = path(GENERATION);
-        Ok(ModelFiles { spec, defaults, generation, generation_path, family, place })
+        Ok(ModelFiles { spec, defaults, generation, generation_path, family, declared, place })
     }
 
     /// How tokens are chosen where a request does not say, by the model's `generation_config.json`.
@@ -182,40 +186,41 @@ impl ModelFiles {
         (self.family.tensor_name)(layer, part)
     }
 
-    /// Loads the weights; see [`Weights::open`].
+    /// Loads the weights; see [`WeightFiles`].
     ///
     /// # Errors
     /// All that is wrong with the weight files.
     pub fn load(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ModelWeights, ModelError> {
-        self.load_as(self.named(), progress)
+        let weights = self.found(self.named())?.read(progress)?;
+        let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
+        Ok(ModelWeights::new(weights, places))
     }
 
-    /// As [`ModelFiles::load`], but every tensor row after row, as a device takes it.
+    /// The weights row after row, as a device takes them, to be loaded a layer at a time: so the
+    /// host never holds more than one.
     ///
     /// # Errors
-    /// As [`ModelFiles::load`].
+    /// As [`ModelFiles::load`], but for what only reading shows.
     #[cfg(feature = "cuda")]
-    pub fn load_rows(
-        &self,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<ModelWeights, ModelError> {
+    pub fn rows(&self) -> Result<LayerFiles<'static>, ModelError> {
         let rows = |named| Named { order: Order::Rows, ..named };
-        self.load_as(self.named().into_iter().map(rows).collect(), progress)
+        let files = self.found(self.named().into_iter().map(rows).collect())?;
+        let required = self.spec.required().into_iter();
+        let places = required.map(|r| (r.layer, r.part)).collect();
+        Ok(LayerFiles { total: files.bytes().held, files, places, done: 0, progress: None })
     }
 
-    fn load_as(
-        &self,
-        named: Vec<Named>,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<ModelWeights, ModelError> {
+    /// The tensors where they are stored.
+    fn found(&self, named: Vec<Named>) -> Result<WeightFiles, ModelError> {
         let ignore = |tensor: &str| self.ignores(tensor);
-        let weights = match &self.place {
-            Place::Folder(dir) => Weights::open(dir, &named, &ignore, progress)?,
-            Place::Binary(file) => Weights::embedded(file, &named, &ignore, progress)?,
-        };
-        let places = self.spec.required().into_iter().map(|r| (r.layer, r.part));
-        let tensors = places.zip(weights.tensors().iter().copied()).collect();
-        Ok(ModelWeights { weights, tensors })
+        Ok(match &self.place {
+            Place::Folder(dir) => WeightFiles::of_dir(dir, named, &ignore)?,
+            Place::Binary(file) => WeightFiles::of_bytes(file, named, &ignore)?,
+            Place::Random(dtype) => {
+                let noise: Vec<_> = self.spec.required().iter().map(Required::noise).collect();
+                WeightFiles::random(named, &noise, *dtype)
+            }
+        })
     }
 
     /// Bytes of the weights by the headers of their files; none when there are no weight files.
@@ -223,11 +228,18 @@ impl ModelFiles {
     /// # Errors
     /// All that is wrong with the weight files.
     pub fn weight_bytes(&self) -> Result<Option<WeightBytes>, ModelError> {
-        let (named, ignore) = (self.named(), |tensor: &str| self.ignores(tensor));
-        Ok(match &self.place {
-            Place::Folder(dir) => Weights::bytes_in(dir, &named, &ignore)?,
-            Place::Binary(file) => Some(Weights::bytes_embedded(file, &named, &ignore)?),
-        })
+        match &self.place {
+            Place::Folder(dir) if !WeightFiles::is_in(dir) => Ok(None),
+            _ => Ok(Some(self.found(self.named())?.bytes())),
+        }
+    }
+
+    /// The same model with random weights, whatever files there are: for measurements of models
+    /// whose weights are not here. They are stored as `config.json` says, or as bf16.
+    pub fn with_random_weights(self) -> ModelFiles {
+        let dtype = self.declared.unwrap_or(Dtype::Bf16);
+        let spec = ModelSpec { kv_dtype: kv_dtype(Some(dtype)), ..self.spec };
+        ModelFiles { spec, place: Place::Random(dtype), ..self }
     }
 
     fn named(&self) -> Vec<Named> {
@@ -249,7 +261,68 @@ impl ModelFiles {
     }
 }
 
-/// The weights of a model, by their place in it.
+/// Who hears how many bytes are loaded, of how many.
+#[cfg(feature = "cuda")]
+type Progress<'p> = &'p mut dyn FnMut(usize, usize);
+
+/// The weights of a model that a device takes, found and not loaded yet.
+#[cfg(feature = "cuda")]
+pub struct LayerFiles<'p> {
+    files: WeightFiles,
+    /// Of each tensor.
+    places: Vec<(Option<usize>, Part)>,
+    total: usize,
+    done: usize,
+    progress: Option<Progress<'p>>,
+}
+
+#[cfg(feature = "cuda")]
+impl LayerFiles<'_> {
+    /// Has `progress` hear of what is loaded.
+    pub fn on_load(self, progress: Progress<'_>) -> LayerFiles<'_> {
+        let LayerFiles { files, places, total, done, .. } = self;
+        LayerFiles { files, places, total, done, progress: Some(progress) }
+    }
+
+    /// Loads the tensors of a layer, or those that are of none.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or no memory.
+    pub fn load(&mut self, layer: Option<usize>) -> Result<ModelWeights, ModelError> {
+        let LayerFiles { files, places, total, done, progress } = self;
+        let which = of_layer(places, layer);
+        let before = *done;
+        let mut told = |read: usize, _: usize| {
+            *done = before + read;
+            if let Some(progress) = progress.as_mut() {
+                progress(*done, *total);
+            }
+        };
+        let weights = files.read_some(&which, &mut told)?;
+        Ok(ModelWeights::new(weights, which.into_iter().map(|i| places[i])))
+    }
+
+    /// Bytes of the tensors that are loaded together, the most of them.
+    pub fn most_bytes(&self) -> usize {
+        let layers = self.places.iter().map(|place| place.0);
+        let bytes = layers.map(|layer| self.files.bytes_of(&of_layer(&self.places, layer)));
+        bytes.max().unwrap_or(0)
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn of_layer(places: &[(Option<usize>, Part)], layer: Option<usize>) -> Vec<usize> {
+    (0..places.len()).filter(|i| places[*i].0 == layer).collect()
+}
+
+#[cfg(feature = "cuda")]
+impl fmt::Debug for LayerFiles<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerFiles").field("total", &self.total).finish_non_exhaustive()
+    }
+}
+
+/// The weights of a model, or of a layer of it, by their place in it.
 #[derive(Debug)]
 pub struct ModelWeights {
     weights: Weights,
@@ -257,6 +330,11 @@ pub struct ModelWeights {
 }
 
 impl ModelWeights {
+    fn new(weights: Weights, places: impl Iterator<Item = (Option<usize>, Part)>) -> ModelWeights {
+        let tensors = places.zip(weights.tensors().iter().copied()).collect();
+        ModelWeights { weights, tensors }
+    }
+
     /// The tensor at a place: a handle to keep, where the hash lookup would cost too much.
     ///
     /// # Panics
@@ -298,6 +376,15 @@ impl ModelWeights {
 
 fn lines(faults: &[ConfigFault]) -> String {
     faults.iter().map(|fault| format!("\n  {fault}")).collect()
+}
+
+/// How per-token rows are kept beside weights of this encoding.
+fn kv_dtype(of: Option<Dtype>) -> KvDtype {
+    match of {
+        Some(Dtype::F32) => KvDtype::F32,
+        // Without files and a word there is nothing to run; what is shown is of 16 bits.
+        Some(Dtype::Bf16 | Dtype::F16) | None => KvDtype::Bf16,
+    }
 }
 
 /// How `config.json` says that the weights are encoded.

@@ -27,6 +27,8 @@ pub use decoder::Model;
 #[cfg(feature = "embedded-model")]
 pub use embedded::EMBEDDED_CONFIG;
 pub use family::{FAMILIES, Family};
+#[cfg(feature = "cuda")]
+pub use files::LayerFiles;
 pub use files::{ModelError, ModelFiles, ModelWeights};
 pub use generation::{GenerationDefaults, SamplingDefaults};
 pub use workspace::Workspace;

@@ -9,7 +9,7 @@ use std::iter::repeat_n;
 
 use kernels::{Compute, Dtype, Forms, KvDtype, Quantization};
 
-use crate::weights::{Order, matrix_size};
+use crate::weights::{Noise, Order, matrix_size};
 
 /// Tokens of one block: the unit of per-token memory (DESIGN.md section 2).
 pub const BLOCK_LEN: usize = kernels::BLOCK_LEN;
@@ -271,6 +271,26 @@ impl Required {
     /// Number of values.
     pub fn values(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Random values in its place that keep rows of the size that they have, states bounded, and
+    /// the choice of experts even.
+    pub fn noise(&self) -> Noise {
+        let (middle, spread) = match self.part {
+            Part::FinalNorm
+            | Part::MixerNorm
+            | Part::FfnNorm
+            | Part::QueryNorm
+            | Part::KeyNorm
+            | Part::LatentNorm
+            | Part::HeadNorm => (1.0, 0.1),
+            Part::Embedding => (0.0, 1.0),
+            Part::DecayLog => (0.0, 1.0),
+            Part::DecayBias => (-3.0, 1.0),
+            Part::RouterBias => (0.0, 0.0),
+            _ => (0.0, (3.0 / matrix_size(&self.shape).1 as f32).sqrt()),
+        };
+        Noise { middle, spread }
     }
 
     /// Bytes in memory, where files store it as `dtype`.

@@ -35,7 +35,7 @@ pub(super) fn read_all(
     memory: &mut Arena,
     sources: &[Source],
     tensors: &[Tensor],
-    found: &[Found],
+    found: &[&Found],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), WeightsError> {
     let pieces = pieces(memory, sources, tensors, found);
@@ -107,7 +107,7 @@ fn pieces<'a>(
     memory: &'a mut Arena,
     sources: &'a [Source],
     tensors: &[Tensor],
-    found: &[Found],
+    found: &[&Found],
 ) -> Vec<Piece<'a>> {
     let bytes = memory.bytes();
     let mut rest: &mut [u8] = memory.values_mut(0, bytes);

@@ -1,9 +1,10 @@
 //! Weights: safetensors files, read into memory once.
 //!
-//! [`Weights::open`] checks files against the list of tensors that a model needs, names everything
-//! that is wrong with them at once, reads them in the order in which they will be used, quantised
-//! where that is asked for, and hands out views. What a tensor means to a model is not known here:
-//! names, shapes and orders come from `models`.
+//! [`WeightFiles`] checks files against the list of tensors that a model needs, names everything
+//! that is wrong with them at once, and reads them, or some of them, in the order in which they
+//! will be used, quantised where that is asked for. [`Weights`] owns what was read and hands out
+//! views. What a tensor means to a model is not known here: names, shapes and orders come from
+//! `models`. For measurements there are random values in the place of files.
 
 mod fault;
 mod files;
@@ -18,6 +19,7 @@ use kernels::{Arena, Dtype, Matrix, Panels, Quantization, QuantizedPanels, Store
 
 pub use fault::{Fault, WeightsError};
 use files::{Listing, Stored};
+pub use source::Noise;
 use source::Source;
 
 const _: () =
@@ -111,7 +113,7 @@ impl Tensor {
     }
 }
 
-/// The weights of a model. Owns their memory.
+/// Weights of a model. Owns their memory.
 #[derive(Debug)]
 pub struct Weights {
     memory: Arena,
@@ -120,90 +122,138 @@ pub struct Weights {
     names: HashMap<String, usize>,
 }
 
-impl Weights {
-    /// Opens `model.safetensors` in `dir`, or the shards that `model.safetensors.index.json` lists,
-    /// and reads them into memory.
+/// The tensors that a model needs, found where they are stored and checked; none is read yet.
+#[derive(Debug)]
+pub struct WeightFiles {
+    sources: Vec<Source>,
+    required: Vec<Named>,
+    found: Vec<Found>,
+}
+
+impl WeightFiles {
+    /// Opens `model.safetensors` in `dir`, or the shards that `model.safetensors.index.json` lists.
     ///
     /// Tensors that are not `required` are an error, but for those that `ignore` accepts.
-    /// `progress` hears bytes done and bytes in all.
     ///
     /// # Errors
     /// Everything that is wrong with the files ([`Fault`]), or that they are not there.
-    pub fn open(
+    pub fn of_dir(
         dir: &Path,
-        required: &[Named],
+        required: Vec<Named>,
         ignore: &dyn Fn(&str) -> bool,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Weights, WeightsError> {
-        Weights::load(Listing::of_dir(dir)?, required, ignore, progress)
+    ) -> Result<WeightFiles, WeightsError> {
+        WeightFiles::of(Listing::of_dir(dir)?, required, ignore)
     }
 
-    /// The weights in `file`, a safetensors file that is part of the binary. See [`Weights::open`].
+    /// Whether `dir` has weight files.
+    pub fn is_in(dir: &Path) -> bool {
+        Listing::is_in(dir)
+    }
+
+    /// `file`, a safetensors file that is part of the binary. See [`WeightFiles::of_dir`].
     ///
     /// # Errors
     /// Everything that is wrong with the file.
-    pub fn embedded(
+    pub fn of_bytes(
         file: &'static [u8],
-        required: &[Named],
+        required: Vec<Named>,
         ignore: &dyn Fn(&str) -> bool,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Weights, WeightsError> {
-        Weights::load(Listing::of_bytes(file)?, required, ignore, progress)
+    ) -> Result<WeightFiles, WeightsError> {
+        WeightFiles::of(Listing::of_bytes(file)?, required, ignore)
     }
 
-    fn load(
+    /// No files: each tensor has random values, those of its `noise`, stored as `dtype`; the same
+    /// ones in every run.
+    pub fn random(required: Vec<Named>, noise: &[Noise], dtype: Dtype) -> WeightFiles {
+        let mut kinds: Vec<Noise> = Vec::new();
+        let mut offset = 0;
+        let mut place = |(named, noise): (&Named, &Noise)| {
+            let shard = kinds.iter().position(|kind| kind == noise).unwrap_or_else(|| {
+                kinds.push(*noise);
+                kinds.len() - 1
+            });
+            let (rows, cols) = matrix_size(&named.shape);
+            let found = Found { shard, dtype, offset };
+            offset += rows * cols * dtype.bytes();
+            found
+        };
+        let found = required.iter().zip(noise).map(&mut place).collect();
+        let sources = kinds.iter().map(|noise| Source::random(*noise, dtype)).collect();
+        WeightFiles { sources, required, found }
+    }
+
+    fn of(
         listing: Listing,
-        required: &[Named],
+        required: Vec<Named>,
         ignore: &dyn Fn(&str) -> bool,
+    ) -> Result<WeightFiles, WeightsError> {
+        let (sources, found) = checked(listing, &required, ignore)?;
+        Ok(WeightFiles { sources, required, found })
+    }
+
+    /// Bytes of the required tensors.
+    pub fn bytes(&self) -> WeightBytes {
+        let mut bytes = WeightBytes { stored: 0, held: 0 };
+        let mut seen = HashSet::new();
+        for (named, found) in self.required.iter().zip(&self.found) {
+            let (rows, cols) = matrix_size(&named.shape);
+            bytes.held += named.order.bytes(found.dtype, rows, cols);
+            if seen.insert(named.name.as_str()) {
+                bytes.stored += Order::Rows.bytes(found.dtype, rows, cols);
+            }
+        }
+        bytes
+    }
+
+    /// Bytes in memory of the required tensors `which`.
+    #[cfg(feature = "cuda")]
+    pub fn bytes_of(&self, which: &[usize]) -> usize {
+        let bytes = |&i: &usize| {
+            let (rows, cols) = matrix_size(&self.required[i].shape);
+            self.required[i].order.bytes(self.found[i].dtype, rows, cols).next_multiple_of(ALIGN)
+        };
+        which.iter().map(bytes).sum()
+    }
+
+    /// Reads all tensors into memory; `progress` hears bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or no memory.
+    pub fn read(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<Weights, WeightsError> {
+        self.read_some(&(0..self.required.len()).collect::<Vec<_>>(), progress)
+    }
+
+    /// Reads the required tensors `which` alone, by their place in the list and in this order.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read`].
+    pub fn read_some(
+        &self,
+        which: &[usize],
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Weights, WeightsError> {
-        let (sources, found) = checked(listing, required, ignore)?;
         let mut offset = 0;
-        let mut place = |(named, found): (&Named, &Found)| {
+        let mut place = |&i: &usize| {
+            let (named, found) = (&self.required[i], &self.found[i]);
             let (rows, cols) = matrix_size(&named.shape);
             let tensor = Tensor { offset, rows, cols, dtype: found.dtype, order: named.order };
             let bytes = named.order.bytes(found.dtype, rows, cols);
             offset = (offset + bytes).next_multiple_of(ALIGN);
             tensor
         };
-        let tensors: Vec<Tensor> = required.iter().zip(&found).map(&mut place).collect();
+        let tensors: Vec<Tensor> = which.iter().map(&mut place).collect();
+        let found: Vec<&Found> = which.iter().map(|&i| &self.found[i]).collect();
         let mut memory = Arena::new(offset)?;
-        load::read_all(&mut memory, &sources, &tensors, &found, progress)?;
+        load::read_all(&mut memory, &self.sources, &tensors, &found, progress)?;
         let mut names = HashMap::new();
-        for (i, named) in required.iter().enumerate() {
-            names.entry(named.name.clone()).or_insert(i);
+        for (at, &i) in which.iter().enumerate() {
+            names.entry(self.required[i].name.clone()).or_insert(at);
         }
         Ok(Weights { memory, tensors, names })
     }
+}
 
-    /// Bytes of the required tensors in `dir`, by the headers alone; none when `dir` has no weight
-    /// files.
-    ///
-    /// # Errors
-    /// As [`Weights::open`].
-    pub fn bytes_in(
-        dir: &Path,
-        required: &[Named],
-        ignore: &dyn Fn(&str) -> bool,
-    ) -> Result<Option<WeightBytes>, WeightsError> {
-        if !Listing::is_in(dir) {
-            return Ok(None);
-        }
-        Weights::bytes_of(Listing::of_dir(dir)?, required, ignore).map(Some)
-    }
-
-    /// Bytes of the required tensors in `file`, by its header alone. See [`Weights::embedded`].
-    ///
-    /// # Errors
-    /// As [`Weights::embedded`].
-    pub fn bytes_embedded(
-        file: &'static [u8],
-        required: &[Named],
-        ignore: &dyn Fn(&str) -> bool,
-    ) -> Result<WeightBytes, WeightsError> {
-        Weights::bytes_of(Listing::of_bytes(file)?, required, ignore)
-    }
-
+impl Weights {
     /// How most bytes of the weights in `dir` are encoded, by the headers alone; none when no file
     /// there can be read, or holds weights as they can be loaded.
     pub fn dtype_in(dir: &Path) -> Option<Dtype> {
@@ -213,24 +263,6 @@ impl Weights {
     /// The same of `file`, a safetensors file that is part of the binary.
     pub fn dtype_embedded(file: &'static [u8]) -> Option<Dtype> {
         Listing::of_bytes(file).ok().and_then(|listing| dtype_of(&listing))
-    }
-
-    fn bytes_of(
-        listing: Listing,
-        required: &[Named],
-        ignore: &dyn Fn(&str) -> bool,
-    ) -> Result<WeightBytes, WeightsError> {
-        let (_, found) = checked(listing, required, ignore)?;
-        let mut bytes = WeightBytes { stored: 0, held: 0 };
-        let mut seen = HashSet::new();
-        for (named, found) in required.iter().zip(found) {
-            let (rows, cols) = matrix_size(&named.shape);
-            bytes.held += named.order.bytes(found.dtype, rows, cols);
-            if seen.insert(named.name.as_str()) {
-                bytes.stored += Order::Rows.bytes(found.dtype, rows, cols);
-            }
-        }
-        Ok(bytes)
     }
 
     /// The tensor of that name, if the model needs it; the first where it needs it in two orders.
@@ -307,6 +339,7 @@ impl Weights {
 }
 
 /// Where a required tensor was found.
+#[derive(Debug)]
 struct Found {
     shard: usize,
     dtype: Dtype,

@@ -170,6 +170,21 @@ impl DeviceArena {
             .named("copying on the device")
     }
 
+    /// Makes every byte `byte`, after the kernels given before.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn fill(&mut self, cuda: &Cuda, byte: u8) -> Result<(), CudaError> {
+        if self.bytes() == 0 {
+            return Ok(());
+        }
+        self.memory.owner.context.bind_to_thread().named("entering the device's context")?;
+        let stream = cuda.stream.cu_stream();
+        // SAFETY: the allocation has as many bytes.
+        unsafe { result::memset_d8_async(self.memory.at, byte, self.bytes(), stream) }
+            .named("filling device memory")
+    }
+
     /// `len` values at byte `offset`.
     ///
     /// # Panics

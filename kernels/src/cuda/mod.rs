@@ -18,6 +18,7 @@
 //!
 //! Cuda::capture / replay      the same calls as one graph, for a fixed number of rows
 //! Cuda::transfer / follow     copies between the tiers beside the kernels, ordered by events
+//! Cuda::time                  what any of it takes, by the device's clock
 //! ```
 //!
 //! Numbers are those of the CPU: activations and states are f32, rounded only where the operator's
@@ -28,6 +29,7 @@
 //! A device that is not there, too old or out of memory is an error that says so.
 
 pub mod attention;
+mod clock;
 pub mod conv;
 pub mod dense;
 mod device;

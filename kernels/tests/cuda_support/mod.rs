@@ -81,6 +81,19 @@ impl StandIn {
         unsafe { set(bytes) }
     }
 
+    /// The kernels whose blocks take more shared memory than so many bytes, by name.
+    pub fn kernels_over(&self, bytes: usize) -> Vec<&'static str> {
+        let list: unsafe extern "C" fn(usize) -> *const i8 =
+            Self::call(&self.driver, "standin_kernels_over");
+        // SAFETY: a string that ends with a zero and stays until the next call, which only the
+        // holder of the one device makes.
+        let names = unsafe { std::ffi::CStr::from_ptr(list(bytes).cast()) };
+        let names = names.to_str().expect("kernels have ASCII names").to_owned().leak();
+        let mut names: Vec<&str> = names.split_whitespace().collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Has the nth launch from now on fail, and every call after it; none mends the device.
     pub fn fail(&self, nth: Option<u64>) {
         let set: unsafe extern "C" fn(u64) = Self::call(&self.driver, "standin_fail");
@@ -123,9 +136,27 @@ pub fn device() -> Option<Device> {
         stand_in.fail(None);
         stand_in.seed(1);
     }
-    let options = Options { compile: stand_in.is_some(), ..Options::default() };
-    let cuda = Cuda::open(options).expect("the device opens");
+    let cuda = Cuda::open(options()).expect("the device opens");
     Some(Device { cuda, stand_in, _alone: alone })
+}
+
+/// How the device that tests run on is opened: the emulated one takes no code of nvcc's, and a real
+/// one keeps what it has to compile.
+pub fn options() -> Options {
+    let cache = on_gpu().then(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-kernels"));
+    Options { cache, compile: !on_gpu(), ..Options::default() }
+}
+
+/// The emulated device, for what only that does: fail, count, be another machine. None where it
+/// cannot be built and on a real device, which is told and counted.
+pub fn emulated() -> Option<(Device, &'static StandIn)> {
+    if on_gpu() {
+        skip("a real device neither fails nor counts when it is told to");
+        return None;
+    }
+    let device = device()?;
+    let stand_in = device.stand_in?;
+    Some((device, stand_in))
 }
 
 /// Runs `body` with several orders of streams, blocks and threads; once on a real device.

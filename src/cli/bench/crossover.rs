@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 use clap::Args;
 use kernels::{CELL_LEN, Isa};
 
-use super::speed::{advise, pool_bytes};
+use super::speed::{RandomArgs, advise, pool_bytes};
 use super::stepper::Stepper;
 use super::system::Machine;
 use crate::cli::CliError;
@@ -28,7 +28,7 @@ use crate::config::{
     MemorySize, Preempt,
 };
 use crate::engine::link::LinkExecutor;
-use crate::engine::{Engine, EngineError, EngineLimits, probe};
+use crate::engine::{Engine, EngineError, OpenDevice};
 use crate::models::{Model, ModelFiles};
 use crate::simulate::sampling::MOST_TOKENS;
 use lines::{Lines, fit, measured_crossover};
@@ -84,6 +84,9 @@ pub struct CrossoverArgs {
     /// Where the chart goes.
     #[command(flatten)]
     pub drawing: DrawingArgs,
+    /// Which weights are measured with.
+    #[command(flatten)]
+    pub weights: RandomArgs,
     /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -199,14 +202,18 @@ fn measured(args: &CrossoverArgs, isa: Isa) -> Result<Report, CliError> {
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let files = Files::open_on_cpu(common, isa)?.model;
+    let is_random = args.weights.random_weights;
+    let Files { model: files, device, .. } = Files::open_for_bench(common, is_random, isa)?;
+    let on = device.kind();
     let layout = Model::layout_of(&files.spec);
     let vocab_size = files.spec.vocab_size;
-    let (lengths, config) = plan(args, &files)?;
-    let (loading, show) = loading_bar(common.quiet);
-    let builder = Engine::builder(files).isa(isa).config(config).on_load(show);
+    let (lengths, config) = plan(args, &files, &device)?;
     let rate = args.link_gbps.map(|rate| rate * 1e9);
-    let core = builder.build_core(|executor| LinkExecutor::new(executor, rate));
+    let copies = device.link_bytes_per_second()?;
+    let [link_out, link_in] = copies.map(|copies| rate.map_or(copies, |rate| rate.min(copies)));
+    let (loading, show) = loading_bar(common.quiet);
+    let builder = Engine::builder(files).isa(isa).config(config).on(device).on_load(show);
+    let core = builder.build_over(|executor| LinkExecutor::new(executor, rate));
     loading.finish_and_clear();
     let mut bench = Bench::new(Stepper::new(core.map_err(advise)?), vocab_size);
     let bar = bar(common.quiet, "{msg} {bar:40} {pos}/{len}");
@@ -224,20 +231,19 @@ fn measured(args: &CrossoverArgs, isa: Isa) -> Result<Report, CliError> {
     }
     let measured = bench.measure(&cases, args.repeats, &bar)?;
     bar.finish_and_clear();
-    let copies = probe::link_bytes_per_second().map_err(EngineError::Arena)?;
-    let link = rate.map_or(copies, |rate| rate.min(copies));
     let (token_seconds, pair_seconds) = fit(&measured.prompts);
     let constants = Lines {
         slot_bytes: layout.slot_bytes as f64,
         kv_bytes_per_token: layout.block_bytes as f64 / kernels::BLOCK_LEN as f64,
-        link_out_bytes_per_second: link,
-        link_in_bytes_per_second: link,
+        link_out_bytes_per_second: link_out,
+        link_in_bytes_per_second: link_in,
         link_latency_seconds: 0.0,
         token_seconds,
         pair_seconds,
     };
     Ok(Report {
         machine: Some(Machine::this(isa)),
+        device: Some(on.as_str()),
         threads: Some(threads),
         repeats: Some(args.repeats),
         ..report_of(args, &constants, (&cases, &measured))
@@ -245,7 +251,11 @@ fn measured(args: &CrossoverArgs, isa: Isa) -> Result<Report, CliError> {
 }
 
 /// The lengths that fit, and the limits of an engine that just holds the longest.
-fn plan(args: &CrossoverArgs, files: &ModelFiles) -> Result<(Vec<usize>, EngineConfig), CliError> {
+fn plan(
+    args: &CrossoverArgs,
+    files: &ModelFiles,
+    device: &OpenDevice,
+) -> Result<(Vec<usize>, EngineConfig), CliError> {
     let context = files.spec.context;
     let mut lengths = lengths(args, LONGEST.min(context.saturating_sub(ANSWER)));
     let reach = |tokens: usize| (tokens + ANSWER).max(Case::decoder_tokens(tokens));
@@ -261,7 +271,7 @@ fn plan(args: &CrossoverArgs, files: &ModelFiles) -> Result<(Vec<usize>, EngineC
             CliError::Usage(format!("a context of {context} tokens is too short to measure"))
         })?;
         let config = config(args, files, longest)?;
-        match EngineLimits::of_machine(files, &config) {
+        match device.limits(files, &config) {
             Ok(_) => return Ok((lengths, config)),
             Err(EngineError::Memory { .. }) if args.lengths.is_empty() && lengths.len() > 1 => {
                 lengths.pop();
@@ -333,6 +343,7 @@ fn report_of(
         title: format!("swap or recompute: {arch}, {}", link_title(args.link_gbps)),
         model: arch.clone(),
         machine: None,
+        device: None,
         hardware: None,
         threads: None,
         repeats: None,

@@ -69,12 +69,24 @@ pub struct SpeedArgs {
     /// Show each operator beside the machine's limits, from one more round.
     #[arg(long)]
     pub roofline: bool,
+    /// Which weights are measured with.
+    #[command(flatten)]
+    pub weights: RandomArgs,
     /// Which model, how it is computed, and whether that is told.
     #[command(flatten)]
     pub common: CommonArgs,
     /// Where the result is reported.
     #[command(flatten)]
     pub report: JsonArgs,
+}
+
+/// Which weights a measurement is made with.
+#[derive(Debug, Args)]
+pub struct RandomArgs {
+    /// Random weights of the shapes that the model's config.json names; its folder needs no weight
+    /// files. Answers mean nothing, and what it takes is what the shapes take.
+    #[arg(long)]
+    pub random_weights: bool,
 }
 
 /// Runs `bench prefill`.
@@ -118,7 +130,8 @@ fn run(
     if !(1..=MOST_THREADS).contains(&threads) {
         return Err(CliError::Usage(format!("--threads {threads}: 1 to {MOST_THREADS}")));
     }
-    let Files { model: files, device, .. } = Files::open(common, isa)?;
+    let is_random = args.weights.random_weights;
+    let Files { model: files, device, .. } = Files::open_for_bench(common, is_random, isa)?;
     if args.roofline && device.kind() != Device::Cpu {
         let message = "--roofline: only operators of the processor are held against its limits; \
                        use --device cpu";
@@ -165,6 +178,7 @@ fn run(
         device: on.as_str(),
         threads,
         rounds,
+        has_random_weights: is_random,
         max_num_batched_tokens: step_tokens,
         quantize: common.weights.quantization().map(Quantization::as_str),
         compute: compute.as_str(),

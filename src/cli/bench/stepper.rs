@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use crate::cli::CliError;
 use crate::engine::core::Core;
-use crate::engine::executor::{CpuExecutor, Executor};
+use crate::engine::device::AnyExecutor;
+use crate::engine::executor::Executor;
 use crate::engine::link::LinkExecutor;
-use crate::engine::{RequestId, StepRecord};
+use crate::engine::{EngineError, RequestId, StepRecord};
 use crate::request::{Event, FinishReason, Request, SamplingParams};
 use crate::scheduler::SchedulerStats;
-
-/// Not a number, as an f32 and as two bf16 values.
-const POISON: f32 = f32::from_bits(0x7fc0_7fc0);
 
 /// A request for the likeliest tokens, so many.
 pub fn likeliest(prompt: Vec<u32>, tokens: usize) -> Request {
@@ -40,7 +38,7 @@ pub fn events<E: Executor>(core: &mut Core<E>) -> Result<Vec<(RequestId, Event)>
 
 /// An engine's loop, and what its requests were answered so far.
 pub struct Stepper {
-    core: Core<LinkExecutor<CpuExecutor>>,
+    core: Core<LinkExecutor<AnyExecutor>>,
     next_request: u64,
     answers: HashMap<RequestId, Vec<u32>>,
 }
@@ -58,7 +56,7 @@ pub struct Swap {
 
 impl Stepper {
     /// Steps `core`, in which nothing runs.
-    pub fn new(core: Core<LinkExecutor<CpuExecutor>>) -> Stepper {
+    pub fn new(core: Core<LinkExecutor<AnyExecutor>>) -> Stepper {
         Stepper { core, next_request: 0, answers: HashMap::new() }
     }
 
@@ -150,17 +148,15 @@ impl Stepper {
     /// # Errors
     /// As [`Stepper::compute`].
     pub fn recompute(&mut self, id: RequestId, tokens: usize) -> Result<f64, CliError> {
-        self.poison_device();
+        self.poison_device()?;
         self.core.recompute(id);
         self.compute(tokens)
     }
 
-    /// Makes the device's memory not-a-number while nothing on it is needed: the units that come
-    /// back are mostly those that were given up, and their old bytes would hide what was not copied
-    /// or computed.
-    fn poison_device(&mut self) {
-        let (device, ..) = self.core.executor_mut().inner_mut().memory_mut();
-        device.f32s_mut(0, device.bytes() / size_of::<f32>()).fill(POISON);
+    /// See [`AnyExecutor::poison`].
+    fn poison_device(&mut self) -> Result<(), CliError> {
+        let executor = self.core.executor_mut().inner_mut();
+        executor.poison().map_err(|error| EngineError::from(error).into())
     }
 
     /// Copies the state of a request that runs alone out and in.
@@ -171,7 +167,7 @@ impl Stepper {
         self.core.executor_mut().take_moved();
         self.core.park(id);
         let out_seconds = self.transfer(|stats| stats.parked)?;
-        self.poison_device();
+        self.poison_device()?;
         let in_seconds = self.transfer(|stats| stats.returned)?;
         Ok(Swap { out_seconds, in_seconds, bytes: self.core.executor_mut().take_moved() })
     }

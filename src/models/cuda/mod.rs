@@ -30,7 +30,7 @@ use self::network::{Network, Uploaded};
 use self::workspace::Workspace;
 use super::batch::{Batch, LogitSource};
 use super::decoder::Model;
-use super::files::{ModelFiles, ModelWeights};
+use super::files::{LayerFiles, ModelError, ModelFiles};
 use super::layout::{LayerLayout, StateLayout};
 use super::spec::ModelSpec;
 
@@ -69,6 +69,17 @@ impl Most {
     }
 }
 
+/// Why a model is not on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Its weights cannot be loaded.
+    #[error(transparent)]
+    Files(#[from] ModelError),
+    /// The device has no room for it, or failed.
+    #[error(transparent)]
+    Device(#[from] CudaError),
+}
+
 /// A model with its weights on a device, ready to run.
 pub struct CudaModel {
     cuda: Cuda,
@@ -98,20 +109,19 @@ struct Step<'a> {
 }
 
 impl CudaModel {
-    /// Takes loaded weights to the device. They are to be row after row
-    /// ([`ModelFiles::load_rows`]).
+    /// Takes the weights to the device, a layer after another ([`ModelFiles::rows`]).
     ///
     /// # Errors
-    /// When the device has no room.
+    /// When they cannot be loaded, or the device has no room.
     pub fn new(
         mut cuda: Cuda,
         files: &ModelFiles,
-        weights: ModelWeights,
+        mut weights: LayerFiles<'_>,
         most: Most,
-    ) -> Result<CudaModel, CudaError> {
+    ) -> Result<CudaModel, LoadError> {
         let spec = files.spec.clone();
         cuda.compute = spec.compute;
-        let network = Network::new(&cuda, &spec, &weights)?;
+        let network = Network::new(&cuda, &spec, &mut weights)?;
         let routed = network.routed(&cuda, most)?;
         Ok(CudaModel {
             table: StepTable::new(&cuda, most.table())?,

@@ -7,10 +7,10 @@ use super::ffn::{FfnWeights, Routed};
 use super::mixer::MixerWeights;
 use super::weights::{DeviceTensor, Loader};
 use super::workspace::Workspace;
-use super::{Most, Step};
-use crate::models::files::ModelWeights;
+use super::{LoadError, Most, Step};
+use crate::models::files::LayerFiles;
 use crate::models::layout::StateLayout;
-use crate::models::spec::{Layer, ModelSpec, Part};
+use crate::models::spec::{ModelSpec, Part};
 
 /// A model's weights.
 pub(super) struct Network {
@@ -41,28 +41,34 @@ pub(super) struct Uploaded<'a> {
 }
 
 impl Network {
+    /// Loads the weights and takes them to the device. What is loaded for a layer is given up, by us
+    /// and by the driver on its way, before the next.
     pub fn new(
         cuda: &Cuda,
         spec: &ModelSpec,
-        weights: &ModelWeights,
-    ) -> Result<Network, CudaError> {
-        let of = |layer| Loader { cuda, weights, layer };
-        let layer = |(i, layer): (usize, &Layer)| {
-            let loader = of(Some(i));
-            Ok(LayerWeights {
+        files: &mut LayerFiles<'_>,
+    ) -> Result<Network, LoadError> {
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (i, layer) in spec.layers.iter().enumerate() {
+            let weights = &files.load(Some(i))?;
+            let loader = Loader { cuda, weights, layer: Some(i) };
+            layers.push(LayerWeights {
                 mixer_norm: loader.vector(Part::MixerNorm)?,
                 mixer: MixerWeights::new(&layer.mixer, &loader)?,
                 ffn_norm: loader.vector(Part::FfnNorm)?,
                 ffn: FfnWeights::new(&layer.ffn, &loader)?,
-            })
-        };
+            });
+            cuda.synchronize()?;
+        }
+        let weights = &files.load(None)?;
+        let loader = Loader { cuda, weights, layer: None };
         Ok(Network {
-            layers: spec.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
-            embedding: of(None).tensor(Part::Embedding)?,
-            final_norm: of(None).vector(Part::FinalNorm)?,
+            layers,
+            embedding: loader.tensor(Part::Embedding)?,
+            final_norm: loader.vector(Part::FinalNorm)?,
             head: match spec.head_is_embedding() {
                 true => None,
-                false => Some(of(None).tensor(Part::Head)?),
+                false => Some(loader.tensor(Part::Head)?),
             },
         })
     }

@@ -52,6 +52,7 @@ pub fn report(args: &CrossoverArgs) -> Result<Report, CliError> {
         ),
         model: name,
         machine: None,
+        device: None,
         hardware: Some(hardware.name.clone()),
         threads: None,
         repeats: None,

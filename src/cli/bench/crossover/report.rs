@@ -10,6 +10,7 @@ use crate::cli::bench::line::Line;
 use crate::cli::bench::spread::Spread;
 use crate::cli::bench::system::Machine;
 use crate::cli::output::grouped;
+use crate::config::Device;
 
 /// What is done with a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,6 +154,8 @@ pub struct Report {
     pub model: String,
     /// The machine it was measured on.
     pub machine: Option<Machine>,
+    /// What of it computed.
+    pub device: Option<&'static str>,
     /// The hardware it was reckoned for.
     pub hardware: Option<String>,
     /// Threads that computed.
@@ -212,7 +215,10 @@ impl fmt::Display for Report {
         writeln!(f, "{}", self.title)?;
         if let Some(machine) = &self.machine {
             let threads = self.threads.unwrap_or(1);
-            writeln!(f, "machine    {machine}, {threads} threads")?;
+            write!(f, "machine    {machine}, {threads} threads")?;
+            let other = self.device.filter(|device| *device != Device::Cpu.as_str());
+            other.map_or(Ok(()), |device| write!(f, "; on a {device} device"))?;
+            writeln!(f)?;
         }
         write_constants(f, self)?;
         writeln!(

@@ -21,6 +21,8 @@ pub struct Report {
     pub device: &'static str,
     pub threads: usize,
     pub rounds: usize,
+    /// Whether weights are random, whatever the model's files are.
+    pub has_random_weights: bool,
     /// Most tokens of a step.
     pub max_num_batched_tokens: usize,
     /// How large matrices are quantised, where they are.
@@ -94,6 +96,9 @@ impl fmt::Display for Report {
         writeln!(f, "machine    {}", self.machine)?;
         let (stored, held) = (grouped(self.weights_bytes), grouped(self.weights_held_bytes));
         write!(f, "model      {}, {stored} bytes of weights, {held} in memory", self.model)?;
+        if self.has_random_weights {
+            write!(f, ", random ones")?;
+        }
         match self.quantize {
             Some(quantize) => writeln!(f, " ({quantize})")?,
             None => writeln!(f)?,
