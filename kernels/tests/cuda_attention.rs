@@ -519,12 +519,12 @@ fn a_missing_barrier_before_a_tile_is_read_is_caught() {
 /// The numbers stay right in most orders of threads: the race detector sees it in all.
 #[test]
 fn a_tile_of_latents_that_is_filled_while_it_is_read_is_caught() {
-    let change = ("cuda/attention.cu", "    __syncthreads();\n    int ahead", "    int ahead");
+    let change = ("cuda/attention_mma.cu", "    __syncthreads();\n    int ahead", "    int ahead");
     assert_caught("sanitizers_find_nothing", change, "data race");
 }
 
 #[test]
 fn latents_that_share_a_bank_are_caught() {
-    let change = ("cuda/attention.cu", "chunk ^ (row & 7)", "chunk");
+    let change = ("cuda/attention_mma.cu", "chunk ^ (row & 7)", "chunk");
     assert_caught("rounded_latent_attention_is_near_its_definition", change, "share a bank");
 }

@@ -11,9 +11,10 @@ use crate::attention::{KvDtype, KvPlace};
 use crate::span::SEGMENT_LEN;
 
 const FILE: &str = "attention.cu";
+const MMA: &str = "attention_mma.cu";
 const ATTEND: Kernel<AttendArgument> = Kernel::new(FILE, "attend", 256).shared(165888);
 const ATTEND_LATENTS: Kernel<AttendArgument> =
-    Kernel::new(FILE, "attend_latents", 256).shared(154_624);
+    Kernel::new(MMA, "attend_latents", 256).shared(154_624);
 const MERGE: Kernel<AttendArgument> = Kernel::new(FILE, "attend_merge", 128);
 const WRITE: Kernel<KvArgument> = Kernel::new(FILE, "write_kv", 256);
 const GATHER: Kernel<GatherArgument> = Kernel::new(FILE, "gather_latents", 256);
@@ -66,7 +67,7 @@ struct AttendArgument {
     bases: [i32; MOST_SPANS],
     unused: i32,
 }
-// SAFETY: the struct of the same name in attention.cu.
+// SAFETY: the struct of the same name in attention.cuh.
 unsafe impl Argument for AttendArgument {}
 
 #[repr(C)]
