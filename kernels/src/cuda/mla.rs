@@ -277,6 +277,7 @@ impl Layer<'_> {
             size: (run.len(), outputs, inputs),
             out: (out + at(out_stride), out_stride),
             add: false,
+            narrow: false,
             batch,
             groups: None,
         };
@@ -338,6 +339,7 @@ impl Layer<'_> {
             size: (total, width, rank),
             out: (work.expanded.address(), width),
             add: false,
+            narrow: false,
             batch: Batch::ONE,
             groups: None,
         };
