@@ -27,8 +27,9 @@ struct GemmArgument {
   const int64_t* table;
   // Values from a row to the next, and from one of the grid's z to the next.
   int64_t x_stride, out_stride, x_batch, w_batch, out_batch;
-  // `slice` inputs to a slice, a multiple of 64. `dtype` of the weights; `rounded` x is bf16.
-  int32_t rows, n, k, slice, add, dtype, by_four, rounded;
+  // `slice` inputs to a slice, a multiple of 64. `dtype` of the weights; `rounded` x is bf16, and
+  // so is `narrow` out.
+  int32_t rows, n, k, slice, add, dtype, by_four, rounded, narrow, unused;
 };
 
 struct f16 {
@@ -69,8 +70,11 @@ DEVICE const char* x_row(const GemmArgument& a, const Rows& r, int row, int x_by
 
 DEVICE void put(const GemmArgument& a, const Rows& r, int row, int output, float sum) {
   if (row >= r.end || output >= a.n) return;
-  float* out = r.out + row * a.out_stride + output;
-  *out = a.add ? *out + sum : sum;
+  int64_t at = row * a.out_stride + output;
+  if (a.narrow)
+    ((bf16*)r.out)[at] = to_bf16(sum);
+  else
+    r.out[at] = a.add ? r.out[at] + sum : sum;
 }
 
 // ---- single precision, and rounded rows whose inputs are no multiple of eight

@@ -266,7 +266,7 @@ const REAL: mla_shape::Shape =
 
 /// Of whole fragments, as all real widths are.
 const WHOLE: mla_shape::Shape =
-    mla_shape::Shape { heads: 9, nope: 16, rope: 16, value_dim: 24, rank: 48 };
+    mla_shape::Shape { heads: 9, nope: 16, rope: 16, value_dim: 32, rank: 48 };
 
 #[test]
 fn latent_attention_is_its_definition() {
@@ -313,6 +313,10 @@ fn rounded_latent_attention_is_near_its_definition() {
     let layer = Latent::new(REAL, Compute::Bf16);
     let (got, want) = layer.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
     assert_close("real widths", &got, &want, 0.02);
+    // A prompt of more rows than a block of threads has, over a segment's border.
+    let layer = Latent::new(mla_shape::Shape { heads: 2, ..WHOLE }, Compute::Bf16);
+    let (got, want) = layer.run(&device, &[(950, 140, Form::Chunk, 130)], &[0], KvDtype::Bf16);
+    assert_close("a long prompt", &got, &want, 0.02);
     // Widths that tensor cores do not take.
     let layer = Latent::new(SMALL, Compute::Bf16);
     let (got, want) = layer.run(&device, &MIXED[..2], &all[..2], KvDtype::Bf16);
@@ -348,20 +352,29 @@ fn a_row_of_latent_attention_has_the_same_bits_in_every_batch() {
 #[test]
 fn a_prompt_cut_in_two_has_the_bits_of_one() {
     let Some(device) = device() else { return };
-    let layer = Latent::new(SMALL, Compute::F32);
-    let width = SMALL.heads * SMALL.value_dim;
-    let (whole, _) = layer.run(&device, &[(960, 192, Form::Chunk, 128)], &[0], KvDtype::F32);
-    let (tail, _) = layer.run(&device, &[(1024, 128, Form::Chunk, 64)], &[0], KvDtype::F32);
-    assert!(whole[64 * width..192 * width] == tail[..128 * width]);
+    let few = mla_shape::Shape { heads: 2, ..WHOLE };
+    let cases = [(SMALL, Compute::F32, KvDtype::F32), (few, Compute::Bf16, KvDtype::Bf16)];
+    for (shape, compute, dtype) in cases {
+        let layer = Latent::new(shape, compute);
+        let width = shape.heads * shape.value_dim;
+        let (whole, _) = layer.run(&device, &[(960, 192, Form::Chunk, 128)], &[0], dtype);
+        let (tail, _) = layer.run(&device, &[(1024, 128, Form::Chunk, 64)], &[0], dtype);
+        assert!(whole[64 * width..192 * width] == tail[..128 * width], "{compute:?}");
+    }
 }
 
 // ---- grouped queries
 
 struct Grouped {
     shape: kernels::gqa::Shape,
+    compute: Compute,
 }
 
 impl Grouped {
+    fn new((heads, kv_heads, head_dim): (usize, usize, usize), compute: Compute) -> Grouped {
+        Grouped { shape: kernels::gqa::Shape { heads, kv_heads, head_dim }, compute }
+    }
+
     fn run(
         &self,
         device: &Device,
@@ -421,8 +434,8 @@ impl Grouped {
         let most_positions = sequences.longest();
         let paged = DevicePaged { spans: &spans, arena: &arena_on, place, most_positions };
         let out = out_on.rows_mut(rows, width);
-        gqa::attend(cuda, shape, q_on.rows(rows, width), paged, &mut work, out)
-            .expect("it launches");
+        let q = (q_on.rows(rows, width), self.compute);
+        gqa::attend(cuda, shape, q, paged, &mut work, out).expect("it launches");
         (out_on.read(cuda).expect("it ran"), want)
     }
 }
@@ -433,33 +446,103 @@ fn grouped_attention_is_its_definition() {
     let all: Vec<usize> = (0..8).collect();
     with_seeds(&device, 2, |seed| {
         let dtype = [KvDtype::F32, KvDtype::Bf16][seed as usize % 2];
-        for (heads, kv_heads, head_dim) in [(6, 2, 24), (2, 2, 10)] {
-            let layer = Grouped { shape: kernels::gqa::Shape { heads, kv_heads, head_dim } };
+        for shape in [(6, 2, 24), (2, 2, 10)] {
+            let layer = Grouped::new(shape, Compute::F32);
             let (got, want) = layer.run(&device, &MIXED, &all, dtype);
             assert_close("both forms", &got, &want, 1e-5);
             let (got, want) = layer.run(&device, &STEPS, &all[..4], dtype);
             assert_close("split segments", &got, &want, 1e-5);
         }
     });
-    let layer = Grouped { shape: kernels::gqa::Shape { heads: 4, kv_heads: 1, head_dim: 128 } };
+    let layer = Grouped::new((4, 1, 128), Compute::F32);
     let pieces = [(1030, 1, Form::Step, 0), (64, 20, Form::Chunk, 0)];
     let (got, want) = layer.run(&device, &pieces, &[0, 1], KvDtype::F32);
     assert_close("real widths", &got, &want, 1e-5);
 }
 
 #[test]
+fn rounded_grouped_attention_is_near_its_definition() {
+    let Some(device) = device() else { return };
+    let all: Vec<usize> = (0..8).collect();
+    with_seeds(&device, 2, |_| {
+        // Groups that share a fragment of queries with others, and one that has more than one.
+        for shape in [(6, 2, 48), (17, 1, 16)] {
+            let layer = Grouped::new(shape, Compute::Bf16);
+            let (got, want) = layer.run(&device, &MIXED, &all, KvDtype::Bf16);
+            assert_close("both forms", &got, &want, 0.005);
+            let (got, want) = layer.run(&device, &STEPS, &all[..4], KvDtype::Bf16);
+            assert_close("split segments", &got, &want, 0.005);
+        }
+    });
+    let layer = Grouped::new((4, 1, 128), Compute::Bf16);
+    let pieces = [(1030, 1, Form::Step, 0), (64, 20, Form::Chunk, 0)];
+    let (got, want) = layer.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
+    assert_close("real widths", &got, &want, 0.005);
+    if let Some(stand_in) = device.stand_in {
+        assert_eq!(stand_in.matrix_load_conflicts(), 0, "loads of matrices that share a bank");
+    }
+}
+
+/// Heads that tensor cores do not take, and rows that are kept as they are, have the bits of f32
+/// arithmetic; what they do take is rounded.
+#[test]
+fn grouped_attention_is_rounded_only_where_rows_are() {
+    let Some(device) = device() else { return };
+    let pieces = [(100, 1, Form::Step, 0), (64, 20, Form::Chunk, 0)];
+    let cases = [
+        ((2, 1, 24), KvDtype::Bf16, false),
+        ((2, 1, 144), KvDtype::Bf16, false),
+        ((2, 1, 32), KvDtype::F32, false),
+        ((2, 1, 32), KvDtype::Bf16, true),
+    ];
+    for (shape, dtype, rounds) in cases {
+        let of = |compute| Grouped::new(shape, compute).run(&device, &pieces, &[0, 1], dtype).0;
+        let [plain, rounded] = [of(Compute::F32), of(Compute::Bf16)];
+        for rows in [0..1, 1..21] {
+            let values =
+                |all: &[f32]| all[rows.start * 2 * shape.2..rows.end * 2 * shape.2].to_vec();
+            let differs = values(&plain) != values(&rounded);
+            assert_eq!(differs, rounds, "rows {rows:?} of {shape:?} in {dtype:?}");
+        }
+    }
+}
+
+/// Rows of a prompt share blocks of 128 queries, generated ones have blocks of their own, and
+/// segments of a single one are split: the bits are the same.
+#[test]
+fn a_generated_row_of_grouped_attention_has_the_bits_of_a_prompts_row() {
+    let Some(device) = device() else { return };
+    let width = 6 * 48;
+    for (compute, dtype) in [(Compute::F32, KvDtype::F32), (Compute::Bf16, KvDtype::Bf16)] {
+        let layer = Grouped::new((6, 2, 48), compute);
+        let run = |start, rows, form| {
+            let (all, _) = layer.run(&device, &[(start, rows, form, 0)], &[0], dtype);
+            all[..rows * width].to_vec()
+        };
+        let whole = run(1000, 60, Form::Chunk);
+        assert!(run(1059, 1, Form::Step) == whole[59 * width..], "the last of {compute:?}");
+        assert!(run(1020, 1, Form::Step) == whole[20 * width..21 * width], "one of {compute:?}");
+        let replayed = run(1021, 7, Form::Step);
+        assert!(replayed == whole[21 * width..28 * width], "replayed of {compute:?}");
+    }
+}
+
+#[test]
 fn a_row_of_grouped_attention_has_the_same_bits_in_every_batch() {
     let Some(device) = device() else { return };
     let all: Vec<usize> = (0..8).collect();
-    let layer = Grouped { shape: kernels::gqa::Shape { heads: 6, kv_heads: 2, head_dim: 24 } };
-    let width = 6 * 24;
-    let (together, _) = layer.run(&device, &MIXED, &all, KvDtype::Bf16);
-    let mut row = 0;
-    for (i, piece) in MIXED.iter().enumerate() {
-        let (alone, _) = layer.run(&device, &[*piece], &[i], KvDtype::Bf16);
-        let values = piece.1 * width;
-        assert!(alone[..values] == together[row * width..][..values], "sequence {i}");
-        row += piece.1;
+    for (head_dim, compute) in [(24, Compute::F32), (48, Compute::Bf16)] {
+        let layer = Grouped::new((6, 2, head_dim), compute);
+        let width = 6 * head_dim;
+        let (together, _) = layer.run(&device, &MIXED, &all, KvDtype::Bf16);
+        let mut row = 0;
+        for (i, piece) in MIXED.iter().enumerate() {
+            let (alone, _) = layer.run(&device, &[*piece], &[i], KvDtype::Bf16);
+            let values = piece.1 * width;
+            let of_batch = &together[row * width..][..values];
+            assert!(alone[..values] == *of_batch, "sequence {i} of {compute:?}");
+            row += piece.1;
+        }
     }
 }
 
@@ -472,9 +555,12 @@ fn sanitizers_find_nothing() {
         latent.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
         let latent = Latent::new(WHOLE, Compute::Bf16);
         latent.run(&device, &[(1120, 1, Form::Step, 0)], &[0], KvDtype::Bf16);
-        let grouped =
-            Grouped { shape: kernels::gqa::Shape { heads: 2, kv_heads: 2, head_dim: 10 } };
+        latent.run(&device, &[(1010, 20, Form::Chunk, 18)], &[0], KvDtype::Bf16);
+        let grouped = Grouped::new((2, 2, 10), Compute::F32);
         grouped.run(&device, &[(1024, 1, Form::Step, 0)], &[0], KvDtype::F32);
+        let grouped = Grouped::new((4, 1, 32), Compute::Bf16);
+        let pieces = [(1030, 1, Form::Step, 0), (100, 20, Form::Chunk, 0)];
+        grouped.run(&device, &pieces, &[0, 1], KvDtype::Bf16);
     });
 }
 
@@ -519,12 +605,59 @@ fn a_missing_barrier_before_a_tile_is_read_is_caught() {
 /// The numbers stay right in most orders of threads: the race detector sees it in all.
 #[test]
 fn a_tile_of_latents_that_is_filled_while_it_is_read_is_caught() {
-    let change = ("cuda/attention.cu", "    __syncthreads();\n    int ahead", "    int ahead");
+    let right = "    __syncthreads();\n    int ahead = at + (LATENT";
+    let change = ("cuda/attention_mma.cu", right, "    int ahead = at + (LATENT");
     assert_caught("sanitizers_find_nothing", change, "data race");
 }
 
 #[test]
 fn latents_that_share_a_bank_are_caught() {
-    let change = ("cuda/attention.cu", "chunk ^ (row & 7)", "chunk");
+    let right = "row * CHUNKS + (chunk ^ (row & 7))";
+    let change = ("cuda/attention_mma.cu", right, "row * CHUNKS + chunk");
     assert_caught("rounded_latent_attention_is_near_its_definition", change, "share a bank");
+}
+
+// ---- heads on tensor cores
+
+const NEAR: &str = "rounded_grouped_attention_is_near_its_definition";
+
+#[test]
+fn a_tile_of_heads_that_is_read_before_it_is_there_is_caught() {
+    let right = "    __syncthreads();\n    int ahead = at + TILE;";
+    let change = ("cuda/attention_mma.cu", right, "    int ahead = at + TILE;");
+    assert_caught(NEAR, change, "apart");
+}
+
+#[test]
+fn a_tile_of_heads_that_is_filled_while_it_is_read_is_caught() {
+    let change = ("cuda/attention_mma.cu", "[ahead / TILE % 2]", "[at / TILE % 2]");
+    assert_caught(NEAR, change, "apart");
+}
+
+#[test]
+fn a_query_of_heads_that_sees_one_position_more_is_caught() {
+    let right = "at + place <= position[half] ?";
+    let change = ("cuda/attention_mma.cu", right, "at + place <= position[half] + 1 ?");
+    assert_caught(NEAR, change, "apart");
+}
+
+#[test]
+fn values_of_heads_behind_the_end_that_are_read_are_caught() {
+    let change = ("cuda/attention_mma.cu", "    if (row < seen)\n", "    if (true)\n");
+    assert_caught(NEAR, change, "apart");
+}
+
+/// The numbers stay right: the largest score is only what weights are relative to.
+#[test]
+fn a_largest_score_of_another_query_is_caught() {
+    let change = ("cuda/attention_mma.cu", "largest[half], 2)", "largest[half], 6)");
+    let name = "a_generated_row_of_grouped_attention_has_the_bits_of_a_prompts_row";
+    assert_caught(name, change, "of Bf16");
+}
+
+#[test]
+fn keys_of_heads_that_share_a_bank_are_caught() {
+    let change =
+        ("cuda/attention_mma.cu", "row * PITCH + (chunk ^ (row & 7))", "row * PITCH + chunk");
+    assert_caught(NEAR, change, "share a bank");
 }

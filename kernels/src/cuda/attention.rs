@@ -11,15 +11,24 @@ use crate::attention::{KvDtype, KvPlace};
 use crate::span::SEGMENT_LEN;
 
 const FILE: &str = "attention.cu";
+const MMA: &str = "attention_mma.cu";
 const ATTEND: Kernel<AttendArgument> = Kernel::new(FILE, "attend", 256).shared(165888);
-const ATTEND_LATENTS: Kernel<AttendArgument> =
-    Kernel::new(FILE, "attend_latents", 256).shared(154_624);
+const LATENTS: Kernel<AttendArgument> = Kernel::new(MMA, "attend_latents", 256).shared(154_624);
+const FEW_HEADS: Kernel<AttendArgument> = Kernel::new(MMA, "attend_few_heads", 128).shared(73_728);
+const MANY_HEADS: Kernel<AttendArgument> =
+    Kernel::new(MMA, "attend_many_heads", 256).shared(131_072);
+const EXPANDED: Kernel<AttendArgument> = Kernel::new(MMA, "attend_expanded", 256).shared(147_456);
 const MERGE: Kernel<AttendArgument> = Kernel::new(FILE, "attend_merge", 128);
 const WRITE: Kernel<KvArgument> = Kernel::new(FILE, "write_kv", 256);
 const GATHER: Kernel<GatherArgument> = Kernel::new(FILE, "gather_latents", 256);
 
-/// Queries of a block of threads.
+/// Queries of a block of threads, and of one of heads on tensor cores.
 const QUERIES: usize = 32;
+const FEW_QUERIES: usize = 16;
+const MANY_QUERIES: usize = 128;
+/// Widest keys and values of heads on tensor cores, and keys that are expanded.
+const MOST_HEAD: usize = 128;
+const MOST_EXPANDED: usize = 192;
 /// Rows that a thread of `write_kv` has.
 const KV_RUN: usize = 32;
 /// Widest keys and values.
@@ -66,7 +75,7 @@ struct AttendArgument {
     bases: [i32; MOST_SPANS],
     unused: i32,
 }
-// SAFETY: the struct of the same name in attention.cu.
+// SAFETY: the struct of the same name in attention.cuh.
 unsafe impl Argument for AttendArgument {}
 
 #[repr(C)]
@@ -209,19 +218,20 @@ impl Attention<'_> {
         let room = count * segments * parts_len(self.heads, self.out.width) <= self.parts.1;
         let split = over == Over::Steps && longest == 1 && segments > 1 && room;
         let group = self.heads / self.key_heads;
+        let (kernel, queries) = self.kernel(longest * group);
         let blocks = |heads: usize| {
             let runs = group.div_ceil(heads);
-            let rows = longest.div_ceil(QUERIES / heads);
+            let rows = longest.div_ceil(queries / heads);
             count * rows * self.key_heads * runs * if split { segments } else { 1 }
         };
         // Few blocks of threads are made more by fewer heads in each.
-        let mut block_heads = group.min(QUERIES);
+        let mut block_heads = group.min(queries);
         let enough = cuda.properties().multiprocessors;
         while block_heads > 8 && blocks(block_heads) < enough {
             block_heads = block_heads.div_ceil(2);
         }
         let runs = group.div_ceil(block_heads);
-        let block_rows = if longest == 1 { 1 } else { QUERIES / block_heads };
+        let block_rows = if longest == 1 { 1 } else { queries / block_heads };
         let mut argument = self.argument(first);
         argument.group = group as i32;
         argument.block_heads = block_heads as i32;
@@ -232,7 +242,6 @@ impl Attention<'_> {
         argument.end_segment = i32::MAX;
         let z = longest.div_ceil(block_rows) * self.key_heads * runs;
         let grid = [if split { segments } else { 1 }, count, z];
-        let kernel = if self.has_tensor_cores() { &ATTEND_LATENTS } else { &ATTEND };
         // SAFETY: a block of threads reads queries and writes results of rows of its span below
         // `rows`, and blocks of its table up to its last position, by the caller's promise; parts
         // are `count * segments` by `room`.
@@ -244,14 +253,36 @@ impl Attention<'_> {
         Ok(())
     }
 
-    /// Whether latents go through tensor cores: fragments are of 16 values, and keys are read two
-    /// fragments at a time.
-    fn has_tensor_cores(&self) -> bool {
-        let Attention { q, more, out, .. } = self;
-        let fits = (q.width + more.width).is_multiple_of(32)
-            && [q.width, out.width].iter().all(|width| width.is_multiple_of(16));
-        let latents = matches!(self.source, Source::Latents);
-        self.rounds && latents && self.paged.place.dtype == KvDtype::Bf16 && fits
+    /// The kernel for spans of up to so many queries of a key head, and the queries of a block of
+    /// threads. Which of two for heads it is changes no bit.
+    fn kernel(&self, queries: usize) -> (&'static Kernel<AttendArgument>, usize) {
+        // Latents are read two fragments at a time.
+        let by_two = (self.q.width + self.more.width).is_multiple_of(32);
+        match self.source {
+            Source::Latents if by_two && self.on_cores(MOST_WIDTH, MOST_VALUES) => {
+                (&LATENTS, QUERIES)
+            }
+            Source::Heads if self.on_cores(MOST_HEAD, MOST_HEAD) => match queries {
+                ..=64 => (&FEW_HEADS, FEW_QUERIES),
+                _ => (&MANY_HEADS, MANY_QUERIES),
+            },
+            _ => (&ATTEND, QUERIES),
+        }
+    }
+
+    /// Whether products are on tensor cores: of values rounded to bf16, as the cache has them, in
+    /// widths of whole fragments for which there is room.
+    fn on_cores(&self, most_width: usize, most_values: usize) -> bool {
+        let [own, more, values] = [self.q.width, self.more.width, self.out.width];
+        let whole = [own, more, values].iter().all(|width| width.is_multiple_of(16));
+        let fits = own + more <= most_width && values <= most_values;
+        self.rounds && self.paged.place.dtype == KvDtype::Bf16 && whole && fits
+    }
+
+    /// Whether [`launch_expanded`](Attention::launch_expanded) reads keys and values that are
+    /// rounded to bf16; shared parts behind latents of `rank` values are copied by eights.
+    pub(super) fn expands_rounded(&self, rank: usize) -> bool {
+        rank.is_multiple_of(8) && self.on_cores(MOST_EXPANDED, MOST_HEAD)
     }
 
     fn argument(&self, first_span: usize) -> AttendArgument {
@@ -344,7 +375,9 @@ pub(super) unsafe fn gather(
 
 impl Attention<'_> {
     /// Attends rows before `absorbed_from` of some chunk spans, at most `longest` of each, to one
-    /// segment of keys and values at `expanded`. Parts hold what is known of rows that see more.
+    /// segment of keys and values at `expanded`, in the type that
+    /// [`expands_rounded`](Attention::expands_rounded) says. Parts hold what is known of rows that
+    /// see more.
     ///
     /// # Safety
     /// As [`launch`](Attention::launch); `expanded` has the rows of `together`, and parts are those
@@ -364,9 +397,14 @@ impl Attention<'_> {
         argument.bases = together.bases;
         argument.first_segment = together.segment as i32;
         argument.end_segment = together.segment as i32 + 1;
-        let grid = [1, together.count, longest.div_ceil(QUERIES) * self.heads];
+        let (kernel, queries) = match self.expands_rounded(rank) {
+            true => (&EXPANDED, MANY_QUERIES),
+            false => (&ATTEND, QUERIES),
+        };
+        argument.block_rows = queries as i32;
+        let grid = [1, together.count, longest.div_ceil(queries) * self.heads];
         // SAFETY: as in `launch`.
-        unsafe { cuda.launch(&ATTEND, grid, argument) }
+        unsafe { cuda.launch(kernel, grid, argument) }
     }
 }
 

@@ -46,6 +46,8 @@ struct GemmArgument {
     dtype: i32,
     by_four: i32,
     rounded: i32,
+    narrow: i32,
+    unused: i32,
 }
 // SAFETY: the struct of the same name in gemm.cu.
 unsafe impl Argument for GemmArgument {}
@@ -221,6 +223,7 @@ fn plain(
         size: (out.count, w.rows, w.cols),
         out: (out.at, out.stride),
         add,
+        narrow: false,
         batch: Batch::ONE,
         groups: None,
     };
@@ -294,6 +297,8 @@ pub(super) struct Products {
     /// Where rows of outputs are, and the values from one to the next.
     pub out: (u64, usize),
     pub add: bool,
+    /// Whether outputs are rounded to bf16; such rows are not added to, and of one product.
+    pub narrow: bool,
     pub batch: Batch,
     pub groups: Option<Groups>,
 }
@@ -320,9 +325,10 @@ impl Products {
     /// `x`, the weights and `out` have rows of the size, each product of the batch, at their
     /// strides; where there are groups, their tables are of this size.
     pub(super) unsafe fn launch(self, cuda: &Cuda) -> Result<(), CudaError> {
-        let Products { x, w, dtype, size, out, add, batch, groups } = self;
+        let Products { x, w, dtype, size, out, add, narrow, batch, groups } = self;
         let (rows, n, k) = size;
         assert!(!x.rounded || dtype == Dtype::Bf16, "rounded rows are for bf16 weights");
+        assert!(!narrow || !add && batch.count == 1, "rounded sums are of one product");
         let aligned = batch.x.is_multiple_of(8) && batch.w.is_multiple_of(8);
         let tensor_cores = has_tensor_cores(x.rounded, k) && aligned && w.is_multiple_of(16);
         let many = groups.map_or(rows > 64, |groups| groups.many);
@@ -363,6 +369,8 @@ impl Products {
             },
             by_four: by_four.into(),
             rounded: x.rounded.into(),
+            narrow: narrow.into(),
+            unused: 0,
         };
         let tiles = groups.map_or(rows.div_ceil(tile[1]), |groups| groups.most_tiles);
         let grid = [n.div_ceil(tile[0]), tiles, batch.count];

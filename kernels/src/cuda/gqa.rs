@@ -6,6 +6,7 @@
 use super::attention::{Attention, DevicePaged, Over, Part, Source, parts_len, write};
 use super::{Cuda, CudaError, DeviceArena, DeviceBuffer, DeviceRows, DeviceRowsMut, DeviceSpans};
 use crate::attention::KvPlace;
+use crate::device::Compute;
 use crate::gqa::Shape;
 use crate::span::{BLOCK_LEN, SEGMENT_LEN};
 
@@ -58,6 +59,9 @@ pub fn write_rows(
 /// Attends every row of every span, after [`write_rows`]; `q` and `out` are
 /// `[rows][heads * head_dim]`. Padding rows become zeros.
 ///
+/// Under [`Compute::Bf16`] over a bf16 cache queries and weights are rounded too, where heads are
+/// up to 128 wide and of whole fragments of 16; else arithmetic is f32.
+///
 /// # Errors
 /// When a launch fails.
 ///
@@ -66,7 +70,7 @@ pub fn write_rows(
 pub fn attend(
     cuda: &Cuda,
     shape: Shape,
-    q: DeviceRows<'_>,
+    (q, compute): (DeviceRows<'_>, Compute),
     paged: DevicePaged<'_>,
     work: &mut Workspace,
     out: DeviceRowsMut<'_>,
@@ -85,7 +89,7 @@ pub fn attend(
         more: Part { at: q.at, stride: 0, head: 0, width: 0 },
         out: Part { at: out.at, stride: out.stride, head: dim, width: dim },
         scale: shape.scale(),
-        rounds: false,
+        rounds: compute == Compute::Bf16,
         parts: (work.parts.address(), work.parts.len()),
     };
     // SAFETY: q and out have the rows of the step by the assertions.

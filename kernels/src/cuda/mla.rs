@@ -153,7 +153,8 @@ pub fn write_rows(
 /// uploaded with. Padding rows become zeros.
 ///
 /// Under [`Compute::Bf16`] what is multiplied by a bf16 up-projection is rounded first, and over a
-/// bf16 cache absorbed queries and their weights are too, where widths are of whole fragments.
+/// bf16 cache queries, what is expanded from latents, and weights are too, where widths are of
+/// whole fragments of 16; of expanded keys up to 192 and of values up to 128. Else they are f32.
 ///
 /// # Errors
 /// When a launch fails.
@@ -277,6 +278,7 @@ impl Layer<'_> {
             size: (run.len(), outputs, inputs),
             out: (out + at(out_stride), out_stride),
             add: false,
+            narrow: false,
             batch,
             groups: None,
         };
@@ -331,16 +333,6 @@ impl Layer<'_> {
         let gathered = work.gathered.address();
         // SAFETY: there is room for `expanded_rows` rows, of which spans have their own.
         unsafe { gather(cuda, paged, together, (shape.row(), rank), (gathered, stride, rounds))? }
-        let products = Products {
-            x: Side { at: gathered, count: total, width: rank, stride, rounded: rounds },
-            w: up.stored.address(),
-            dtype: up.dtype,
-            size: (total, width, rank),
-            out: (work.expanded.address(), width),
-            add: false,
-            batch: Batch::ONE,
-            groups: None,
-        };
         let (own, dim) = (shape.nope, shape.value_dim);
         let shared = q.at + (own * size_of::<f32>()) as u64;
         let attention = Attention {
@@ -354,6 +346,17 @@ impl Layer<'_> {
             scale: shape.scale(),
             rounds,
             parts: (work.running.address(), work.running.len()),
+        };
+        let products = Products {
+            x: Side { at: gathered, count: total, width: rank, stride, rounded: rounds },
+            w: up.stored.address(),
+            dtype: up.dtype,
+            size: (total, width, rank),
+            out: (work.expanded.address(), width),
+            add: false,
+            narrow: attention.expands_rounded(rank),
+            batch: Batch::ONE,
+            groups: None,
         };
         assert!(q.count * parts_len(shape.heads, dim) <= work.running.len(), "{} rows", q.count);
         // SAFETY: as many rows were gathered, and there is room for what they are expanded to; q,

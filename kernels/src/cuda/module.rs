@@ -44,8 +44,11 @@ impl Source {
 /// Every kernel file.
 pub static SOURCES: &[Source] = &include!(concat!(env!("OUT_DIR"), "/cuda_sources.rs"));
 
-/// What every kernel file includes.
-const COMMON: &str = include_str!("../../cuda/common.cuh");
+/// What kernel files include, by name.
+const HEADERS: [(&CStr, &str); 2] = [
+    (c"common.cuh", include_str!("../../cuda/common.cuh")),
+    (c"attention.cuh", include_str!("../../cuda/attention.cuh")),
+];
 
 /// Bytes of shared memory that a kernel may have without asking.
 const COMMON_SHARED_BYTES: usize = 48 << 10;
@@ -177,8 +180,10 @@ pub fn compile(file: &str, text: &str, arch: &str) -> Result<Compiled, CudaError
     }
     let failed = |log: String| CudaError::Compile { file: file.into(), arch: arch.into(), log };
     let c_string = |text: &str| CString::new(text).map_err(|_| failed("a zero byte".into()));
-    let (text, name, common) = (c_string(text)?, c_string(file)?, c_string(COMMON)?);
-    let (headers, names) = ([common.as_ptr()], [c"common.cuh".as_ptr()]);
+    let (text, name) = (c_string(text)?, c_string(file)?);
+    let texts = HEADERS.iter().map(|(_, text)| c_string(text)).collect::<Result<Vec<_>, _>>()?;
+    let headers: Vec<_> = texts.iter().map(|text| text.as_ptr()).collect();
+    let names = HEADERS.map(|(name, _)| name.as_ptr());
     let mut program = ptr::null_mut();
     // SAFETY: every string and list outlives the program, which ends in this function.
     let created = unsafe {
@@ -186,7 +191,7 @@ pub fn compile(file: &str, text: &str, arch: &str) -> Result<Compiled, CudaError
             &mut program,
             text.as_ptr(),
             name.as_ptr(),
-            1,
+            HEADERS.len() as i32,
             headers.as_ptr(),
             names.as_ptr(),
         )
@@ -237,7 +242,8 @@ impl Key {
         if asked.result().is_err() {
             (major, minor) = (0, 0);
         }
-        let text = format!("{arch} {major}.{minor}\n{COMMON}\n{}", source.text);
+        let [common, attention] = HEADERS.map(|(_, text)| text);
+        let text = format!("{arch} {major}.{minor}\n{common}\n{attention}\n{}", source.text);
         Key { name: source.name, arch: arch.into(), text: text.into_bytes() }
     }
 

@@ -282,6 +282,7 @@ pub fn experts(
             size: (pairs, n, x.width),
             out: (out.address(), n),
             add: false,
+            narrow: false,
             batch: super::gemm::Batch::ONE,
             groups: Some(Groups {
                 gather: if gather { work.gather.address() } else { 0 },

@@ -243,8 +243,8 @@ impl GqaWeights {
         let most_positions = step.most_positions;
         let paged = DevicePaged { spans, arena: step.arena, place, most_positions };
         let work = gqa.as_mut().expect("a model with GQA layers has their workspace");
-        let out = attended.rows_mut(rows, queries);
-        gqa::attend(cuda, shape, qkv.rows(rows, queries), paged, work, out)?;
+        let (q, out) = (qkv.rows(rows, queries), attended.rows_mut(rows, queries));
+        gqa::attend(cuda, shape, (q, cuda.compute), paged, work, out)?;
         Ok((&self.output, queries))
     }
 }
