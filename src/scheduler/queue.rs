@@ -210,6 +210,9 @@ mod tests {
         assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(0)));
         assert_eq!(at(&queue, moment + 1.0), None);
         // What is cheaper yet passes it until it has waited for that as well.
+        for id in 1..=20 {
+            queue.remove(by_cost(short).rank(0, SequenceId(id)), by_cost(short));
+        }
         enter(&mut queue, 21, by_cost(short / 2.0));
         assert_eq!(queue.first().map(|rank| rank.id), Some(SequenceId(21)));
         let later = moment + short / 2.0 / ageing;

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -127,9 +128,13 @@ pub enum ProfileError {
     },
 }
 
-const RATE: &str = "a finite number above 0";
-const SHARE: &str = "above 0 and at most 1";
-const DELAY: &str = "a finite number of seconds, 0 or more";
+/// Beyond these no machine is, and sums of steps no time.
+const RATES: RangeInclusive<f64> = 1e-3..=1e24;
+const RATE: &str = "a number from 0.001 to 1e24";
+const SHARES: RangeInclusive<f64> = 1e-6..=1.0;
+const SHARE: &str = "from 0.000001 to 1";
+const DELAYS: RangeInclusive<f64> = 0.0..=1e6;
+const DELAY: &str = "a number of seconds from 0 to 1000000";
 
 impl HardwareProfile {
     /// Bandwidth that reads reach, B/s.
@@ -266,7 +271,7 @@ impl HardwareProfile {
             ("memory_bytes", self.memory_bytes as f64),
             ("host_memory_bytes", self.host_memory_bytes as f64),
         ];
-        if let Some((key, value)) = rates.iter().find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+        if let Some((key, value)) = rates.iter().find(|(_, v)| !RATES.contains(v)) {
             return wrong(key, value.to_string(), RATE);
         }
         let shares = self.gemm_efficiency.iter().map(|point| ("gemm_efficiency", point.1));
@@ -278,12 +283,12 @@ impl HardwareProfile {
         ];
         let shares = single.into_iter().chain(shares);
         for (key, value) in shares {
-            if !(value > 0.0 && value <= 1.0) {
+            if !SHARES.contains(&value) {
                 return wrong(key, value.to_string(), SHARE);
             }
         }
         if let Some(rate) = self.calibration.as_ref().map(|c| c.prefill_tokens_per_second)
-            && !(rate.is_finite() && rate > 0.0)
+            && !RATES.contains(&rate)
         {
             return wrong("calibration.prefill_tokens_per_second", rate.to_string(), RATE);
         }
@@ -293,7 +298,7 @@ impl HardwareProfile {
             ("step_overhead", self.step_overhead),
             ("calibration.pair_seconds", pair),
         ];
-        if let Some((key, value)) = delays.iter().find(|(_, v)| !(v.is_finite() && *v >= 0.0)) {
+        if let Some((key, value)) = delays.iter().find(|(_, v)| !DELAYS.contains(v)) {
             return wrong(key, value.to_string(), DELAY);
         }
         let is_descending = |pair: &[(usize, f64)]| pair[0].0 >= pair[1].0;
@@ -337,16 +342,26 @@ mod tests {
     fn what_is_wrong_with_a_profile_is_named() {
         let h100 = serde_json::to_value(HardwareProfile::preset("h100")).expect("numbers");
         for (key, value, told) in [
-            ("mbu", "1.5", "FILE: mbu is 1.5; it must be above 0 and at most 1"),
-            ("mfu", "0", "FILE: mfu is 0; it must be above 0 and at most 1"),
-            ("flops", "-1", "FILE: flops is -1; it must be a finite number above 0"),
-            ("link_in", "0", "FILE: link_in is 0; it must be a finite number above 0"),
-            ("memory_bytes", "0", "FILE: memory_bytes is 0; it must be a finite number above 0"),
-            ("price_per_hour", "0", "FILE: price_per_hour is 0; it must be a finite"),
-            ("step_overhead", "-0.5", "FILE: step_overhead is -0.5; it must be a finite number of"),
+            ("mbu", "1.5", "FILE: mbu is 1.5; it must be from 0.000001 to 1"),
+            ("gemm_efficiency", "[[8,1e-300]]", "FILE: gemm_efficiency is 0.0000"),
+            ("step_overhead", "1e300", "FILE: step_overhead is 1000"),
+            ("mfu", "0", "FILE: mfu is 0; it must be from 0.000001 to 1"),
+            ("flops", "-1", "FILE: flops is -1; it must be a number from 0.001 to 1e24"),
+            ("link_in", "0", "FILE: link_in is 0; it must be a number from 0.001 to 1e24"),
+            (
+                "memory_bytes",
+                "0",
+                "FILE: memory_bytes is 0; it must be a number from 0.001 to 1e24",
+            ),
+            ("price_per_hour", "0", "FILE: price_per_hour is 0; it must be a number from 0.001"),
+            ("step_overhead", "-0.5", "FILE: step_overhead is -0.5; it must be a number of"),
             ("gemm_efficiency", "[[8,0.5],[8,0.6]]", "FILE: gemm_efficiency is 8 rows before 8;"),
             ("decode_attention_efficiency", "0", "FILE: decode_attention_efficiency is 0; it must"),
-            ("gemm_efficiency", "[[8,1.5]]", "FILE: gemm_efficiency is 1.5; it must be above 0"),
+            (
+                "gemm_efficiency",
+                "[[8,1.5]]",
+                "FILE: gemm_efficiency is 1.5; it must be from 0.000001",
+            ),
             ("hbm_bw", "1", "FILE: unknown field `hbm_bw`"),
             ("flops", "\"fast\"", "FILE: invalid type: string \"fast\", expected f64"),
         ] {
