@@ -139,7 +139,9 @@ fn random_weights_stand_in_for_files_that_are_not_there() {
         assert_eq!(report["has_random_weights"], true);
         let own = json(&run(&["bench", "prefill", "--tokens", "80", "--rounds", "1", "--json"]));
         assert_eq!(own["has_random_weights"], false);
-        assert_eq!(report["weights_bytes"], own["weights_bytes"]);
+        // Files have some vectors in f32 beside matrices in bf16; random ones are all of one kind.
+        let share = number(&report["weights_bytes"]) / number(&own["weights_bytes"]);
+        assert!((share - 1.0).abs() < 1e-3, "{share} of the bytes of the files");
     }
     let told = stdout(&run(&[&args[..], &["--random-weights"]].concat()));
     assert!(told.contains(" in memory, random ones\n"), "{told}");

@@ -121,7 +121,9 @@ fn a_prompt_that_has_aged_passes_those_that_came_later_and_none_that_came_before
     let come = |server: &mut Server, steps: usize| -> Vec<SequenceId> {
         let mut ended = Vec::new();
         for _ in 0..steps {
-            (0..2).for_each(|_| drop(server.submit(512, 1, None)));
+            for _ in 0..2 {
+                server.submit(512, 1, None);
+            }
             ended.extend(server.step(|_| 1));
         }
         ended

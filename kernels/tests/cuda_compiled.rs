@@ -77,6 +77,15 @@ const EXPECTED: &[Expected] = &[
 /// Those that registers and instructions are counted for.
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90a"];
 
+/// Those of devices that are refused for their 99 KiB of shared memory: it is asked that files
+/// compile, and told what spills.
+const REFUSED: [&str; 3] = ["sm_86", "sm_89", "sm_120"];
+
+/// Bytes at most that a kernel may spill for an architecture which it was not written for: until
+/// it has run there, nobody knows what that costs.
+const SPILLED: [(&str, &str, u32); 3] =
+    [("sm_100a", "attend", 64), ("sm_100a", "conv", 32), ("sm_100a", "gemm_few", 288)];
+
 /// Those that are compiled for: others with `DELTAPOOL_ARCHITECTURES`, separated by spaces. Of
 /// these it is asked that they compile and keep everything in registers.
 fn architectures() -> Vec<String> {
@@ -154,7 +163,7 @@ fn kernels_compile_and_keep_to_registers() {
     load_compiler();
     for arch in &architectures() {
         let is_counted = ARCHITECTURES.contains(&arch.as_str());
-        let mut seen = Vec::new();
+        let (mut seen, mut spills) = (Vec::new(), Vec::new());
         for source in SOURCES {
             let compiled = match compile(source.name, source.text, arch) {
                 Err(CudaError::NoCompiler { .. }) => {
@@ -171,10 +180,14 @@ fn kernels_compile_and_keep_to_registers() {
             for (kernel, Usage { registers, stack, spilled }) in usage {
                 let expected = EXPECTED.iter().find(|expected| expected.kernel == kernel);
                 let expected = expected.unwrap_or_else(|| panic!("{kernel} is not in the list"));
-                println!("{arch} {kernel}: {registers} registers");
+                println!("{arch} {kernel}: {registers} registers, {spilled} bytes spilled");
                 // The sine of a large double is reduced with a table.
                 let may_have = if kernel == "angles" { 40 } else { 0 };
-                assert!(spilled == 0 && stack <= may_have, "{kernel} for {arch} spills");
+                let may_spill = SPILLED.iter().find(|known| (known.0, known.1) == (arch, &kernel));
+                let may_spill = may_spill.map_or(0, |known| known.2);
+                if spilled > may_spill || stack > may_have + may_spill {
+                    spills.push(format!("{kernel} for {arch}: {spilled} bytes"));
+                }
                 let most = if is_counted { expected.registers } else { 255 };
                 assert!(registers <= most, "{kernel} for {arch}: {registers} of {most} registers");
                 if let Some(counted) = &counted {
@@ -183,6 +196,7 @@ fn kernels_compile_and_keep_to_registers() {
                 seen.push(kernel);
             }
         }
+        assert!(spills.is_empty() || REFUSED.contains(&arch.as_str()), "spilled: {spills:?}");
         let missing: Vec<_> =
             EXPECTED.iter().filter(|e| !seen.iter().any(|s| s == e.kernel)).collect();
         assert!(missing.is_empty(), "{:?}", missing.iter().map(|e| e.kernel).collect::<Vec<_>>());

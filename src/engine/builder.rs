@@ -217,6 +217,7 @@ impl<'p> EngineBuilder<'p> {
             link_bytes_per_second: link,
             tokens_per_second: prefill,
             pair_seconds: config.pair_seconds.unwrap_or(0.0),
+            overlaps: on.is_none(),
         })
     }
 

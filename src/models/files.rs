@@ -304,9 +304,11 @@ impl LayerFiles<'_> {
 
     /// Bytes of the tensors that are loaded together, the most of them.
     pub fn most_bytes(&self) -> usize {
-        let layers = self.places.iter().map(|place| place.0);
-        let bytes = layers.map(|layer| self.files.bytes_of(&of_layer(&self.places, layer)));
-        bytes.max().unwrap_or(0)
+        let mut bytes: HashMap<Option<usize>, usize> = HashMap::new();
+        for (i, (layer, _)) in self.places.iter().enumerate() {
+            *bytes.entry(*layer).or_default() += self.files.held_bytes(i);
+        }
+        bytes.into_values().max().unwrap_or(0)
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Cost {
     pub tokens_per_second: f64,
     /// Seconds of attention for each pair of a token and one before it.
     pub pair_seconds: f64,
+    /// Copies run beside steps, which go on meanwhile.
+    pub overlaps: bool,
 }
 
 impl Cost {
@@ -35,10 +37,15 @@ impl Cost {
         swap_seconds(self.bytes(blocks) as f64, self.link_bytes_per_second)
     }
 
-    /// Whether copying a sequence in `blocks` blocks out and in takes no longer than computing the
-    /// tokens at these positions of it again.
-    pub fn prefers_swap(&self, tokens: Range<usize>, blocks: usize) -> bool {
-        self.swap_seconds(blocks) <= self.prefill_seconds(tokens)
+    /// Whether copying a sequence in `blocks` blocks out and in costs no more than computing the
+    /// tokens at these positions of it again, while `running` sequences are on the device.
+    /// Computing takes its time of all of them, and so do copies that hold steps up. Beside steps
+    /// the copy out takes its time of two, the one that leaves and the one that waits for its
+    /// memory, and the copy in of the one that returns.
+    pub fn prefers_swap(&self, tokens: Range<usize>, blocks: usize, running: usize) -> bool {
+        let of_all = running.max(1) as f64;
+        let waiting = if self.overlaps { 1.5 } else { of_all };
+        waiting * self.swap_seconds(blocks) <= of_all * self.prefill_seconds(tokens)
     }
 }
 
@@ -69,18 +76,35 @@ mod tests {
             link_bytes_per_second: 10e9,
             tokens_per_second: 100.0,
             pair_seconds: 0.0,
+            overlaps: false,
         };
         // 2 x 43.9 MB over 10 GB/s are 8.8 ms; a token takes 10 ms.
-        assert!(kimi.prefers_swap(0..1, 1));
+        assert!(kimi.prefers_swap(0..1, 1, 8));
         for (tokens_per_second, crossover) in [(20_000.0, 180), (100_000.0, 1_044)] {
             let cost = Cost { tokens_per_second, ..kimi };
-            let prefers = |tokens: usize| cost.prefers_swap(0..tokens, tokens.div_ceil(64));
+            let prefers = |tokens: usize| cost.prefers_swap(0..tokens, tokens.div_ceil(64), 8);
             let first = (1..10_000).find(|tokens| prefers(*tokens)).expect("it is reached");
             assert_eq!(first, crossover, "at {tokens_per_second} tokens per second");
             assert!(!prefers(crossover / 2) && prefers(crossover * 2));
         }
         let slow = Cost { link_bytes_per_second: 1e6, tokens_per_second: 1e6, ..kimi };
-        assert!(!slow.prefers_swap(0..100_000, 1_563));
+        assert!(!slow.prefers_swap(0..100_000, 1_563, 8));
+    }
+
+    #[test]
+    fn a_copy_beside_steps_costs_those_its_time_who_wait_for_it() {
+        let cost = Cost {
+            slot_bytes: 0,
+            block_bytes: 1_000,
+            link_bytes_per_second: 1_000.0,
+            tokens_per_second: 64.0,
+            pair_seconds: 0.0,
+            overlaps: true,
+        };
+        // A second a block each way, for one of computing.
+        let prefers = |cost: Cost, running| cost.prefers_swap(0..640, 10, running);
+        assert_eq!([0, 1, 2, 3].map(|running| prefers(cost, running)), [false, false, false, true]);
+        assert!(!prefers(Cost { overlaps: false, ..cost }, 100));
     }
 
     /// Parts of a prompt take together what the whole takes, wherever it is cut (SEEDS.md G4).
@@ -92,6 +116,7 @@ mod tests {
             link_bytes_per_second: 1.0,
             tokens_per_second: 3_535.0,
             pair_seconds: 5e-9,
+            overlaps: false,
         };
         let whole = cost.prefill_seconds(0..8_192);
         for chunk in [64, 480, 2_016] {

@@ -96,7 +96,8 @@ impl Scheduler {
             Preempt::Auto => {
                 let blocks = blocks_for(len) - self.known_blocks_in(sequence, Tier::Host).0;
                 let state = self.look_up(id).usable.map_or(0, |usable| usable.position);
-                self.limits.cost.prefers_swap(state.min(len)..len, blocks)
+                let running = self.running.len();
+                self.limits.cost.prefers_swap(state.min(len)..len, blocks, running)
             }
         };
         if swap && self.start_parking(id, step) {

@@ -1,8 +1,8 @@
 //! The queue: who waits, in the order of service.
 //!
 //! Priority comes first, then the policy's key, then who came first. A key is given when a prompt
-//! is submitted, is that of the cheapest once it has waited long enough, and goes when it is served,
-//! so that what was pushed out later stands before all keys:
+//! is submitted, is that of the cheapest once it has waited long enough, and goes when it is
+//! served, so that what was pushed out later stands before all keys:
 //!
 //! | policy | key |
 //! |---|---|

@@ -119,6 +119,7 @@ impl Setup {
                 link_bytes_per_second: f64::INFINITY,
                 tokens_per_second: f64::INFINITY,
                 pair_seconds: 0.0,
+                overlaps: true,
             },
             audit_percent: 0.0,
             park_every: None,

@@ -263,6 +263,7 @@ impl Simulation {
             link_bytes_per_second: hardware.link(),
             tokens_per_second: 1.0 / token_seconds,
             pair_seconds,
+            overlaps: self.timing.overlap_copies,
         }
     }
 

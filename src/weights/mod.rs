@@ -205,14 +205,12 @@ impl WeightFiles {
         bytes
     }
 
-    /// Bytes in memory of the required tensors `which`.
+    /// Bytes in memory of the required tensor in this place of the list, with what aligns the next.
     #[cfg(feature = "cuda")]
-    pub fn bytes_of(&self, which: &[usize]) -> usize {
-        let bytes = |&i: &usize| {
-            let (rows, cols) = matrix_size(&self.required[i].shape);
-            self.required[i].order.bytes(self.found[i].dtype, rows, cols).next_multiple_of(ALIGN)
-        };
-        which.iter().map(bytes).sum()
+    pub fn held_bytes(&self, place: usize) -> usize {
+        let (named, found) = (&self.required[place], &self.found[place]);
+        let (rows, cols) = matrix_size(&named.shape);
+        named.order.bytes(found.dtype, rows, cols).next_multiple_of(ALIGN)
     }
 
     /// Reads all tensors into memory; `progress` hears bytes done and bytes in all.

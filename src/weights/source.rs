@@ -130,7 +130,7 @@ mod tests {
     fn random_values_are_the_same_wherever_they_are_read_from() {
         let noise = Noise { middle: 1.0, spread: 0.25 };
         let source = Source::random(noise, Dtype::F32);
-        let mut all = vec![0; 3 * RANDOM_LEN * 4 / 2];
+        let mut all = vec![0; 3 * (RANDOM_LEN / 2) * 4];
         source.read_at(0, &mut all).expect("it is read");
         let at = RANDOM_LEN * 4 - 400;
         let mut part = vec![0; 1000];

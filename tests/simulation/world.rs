@@ -275,6 +275,7 @@ impl World {
                 link_bytes_per_second: 1e6,
                 tokens_per_second: 1e3,
                 pair_seconds: 1e-6,
+                overlaps: seed.is_multiple_of(2),
             },
             reuse: (!random.one_in(8)).then(|| Reuse {
                 exact_only: random.one_in(5),

@@ -50,6 +50,7 @@ pub fn scheduler_of(
             link_bytes_per_second: 1e10,
             tokens_per_second: 1e4,
             pair_seconds: 0.0,
+            overlaps: true,
         },
         reuse: None,
         audit_percent: 0.0,

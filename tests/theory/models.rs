@@ -53,6 +53,20 @@ fn bytes_per_token_and_of_state_are_exact() {
     assert_eq!(preset("k3").state_bytes, 434_110_464 / 2);
 }
 
+#[test]
+fn heads_that_do_not_share_alike_are_refused_by_their_keys() {
+    for (key, value, why) in [
+        ("num_key_value_heads", 5, "num_key_value_heads is 5; it must divide num_attention_heads"),
+        ("num_key_value_heads", 64, "num_key_value_heads is 64; it must divide"),
+        ("hidden_size", 100, "hidden_size is 100; it must be a multiple of num_attention_heads"),
+    ] {
+        let mut llama = read("llama-2-7b");
+        llama[key] = json!(value);
+        let error = ModelProfile::from_config(&llama.to_string()).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
 /// SEEDS.md section 4.9: KDA's layers cost alike however long the context is.
 #[test]
 fn only_full_attention_pays_for_pairs_of_tokens() {

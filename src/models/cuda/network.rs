@@ -41,8 +41,8 @@ pub(super) struct Uploaded<'a> {
 }
 
 impl Network {
-    /// Loads the weights and takes them to the device. What is loaded for a layer is given up, by us
-    /// and by the driver on its way, before the next.
+    /// Loads the weights and takes them to the device. What is loaded for a layer is given up, by
+    /// us and by the driver on its way, before the next.
     pub fn new(
         cuda: &Cuda,
         spec: &ModelSpec,

@@ -140,6 +140,13 @@ struct Dense {
     experts: bool,
 }
 
+/// Each head of keys and values serves as many of queries as the others.
+pub(super) fn shares_heads(keys: &mut Keys<'_>, heads: usize, kv_heads: usize) {
+    keys.rule(heads.is_multiple_of(kv_heads.max(1)), || {
+        format!("num_key_value_heads is {kv_heads}; it must divide num_attention_heads, {heads}")
+    });
+}
+
 /// Llama and Qwen: grouped-query attention in every layer (MODELS.md section 11).
 fn dense(keys: &mut Keys<'_>, family: Dense) -> Result<ModelProfile, Vec<String>> {
     keys.only("use_sliding_window", &["false"]);
@@ -148,9 +155,16 @@ fn dense(keys: &mut Keys<'_>, family: Dense) -> Result<ModelProfile, Vec<String>
     let kv_heads = keys.size(&["num_key_value_heads"]);
     let Widths { hidden, layers, context, mut shape, .. } = widths(keys);
     let head_dim = match family.divides {
-        true => keys.optional_size(&["head_dim"]).unwrap_or(hidden / heads.max(1)),
+        true => keys.optional_size(&["head_dim"]).unwrap_or_else(|| {
+            // Keys that are missing are 0 here.
+            let divides = hidden.is_multiple_of(heads.max(1)) && (hidden == 0 || hidden >= heads);
+            let wanted = "a multiple of num_attention_heads where head_dim is absent";
+            keys.rule(divides, || format!("hidden_size is {hidden}; it must be {wanted}"));
+            hidden / heads.max(1)
+        }),
         false => keys.size(&["head_dim"]),
     };
+    shares_heads(keys, heads, kv_heads);
     full_attention_only(keys);
     let inter = keys.size(&["intermediate_size"]);
     let experts = family.experts.then(|| {

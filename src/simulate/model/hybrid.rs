@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::ModelProfile;
-use super::config::{Widths, experts, feed_forward, ffn, latent, mla, moe, widths};
+use super::config::{Widths, experts, feed_forward, ffn, latent, mla, moe, shares_heads, widths};
 use super::keys::Keys;
 use super::shape::{Recurrent, Stored};
 
@@ -93,6 +93,7 @@ pub fn qwen3_next(keys: &mut Keys<'_>) -> Result<ModelProfile, Vec<String>> {
     let heads = keys.size(&["num_attention_heads"]);
     let kv_heads = keys.size(&["num_key_value_heads"]);
     let head_dim = keys.size(&["head_dim"]);
+    shares_heads(keys, heads, kv_heads);
     let gdn = Recurrent {
         key_heads: keys.size(&["linear_num_key_heads"]),
         value_heads: keys.size(&["linear_num_value_heads"]),

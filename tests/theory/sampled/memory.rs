@@ -17,12 +17,13 @@ pub fn crowded(
     gbps: f64,
     change: impl FnOnce(&mut EngineConfig),
 ) -> Report {
-    crowded_by(1, model, tokens, gbps, change)
+    crowded_by(1, false, model, tokens, gbps, change)
 }
 
-/// The same of another seed.
+/// The same of another seed, or with copies beside the steps.
 fn crowded_by(
     seed: u64,
+    overlap_copies: bool,
     model: ModelProfile,
     tokens: usize,
     gbps: f64,
@@ -34,7 +35,7 @@ fn crowded_by(
         config.max_num_batched_tokens = 2_048;
         change(config);
     });
-    simulation.timing.overlap_copies = false;
+    simulation.timing.overlap_copies = overlap_copies;
     let plan = plan(400, "poisson:6", "uniform:512:2048", "uniform:64:1024");
     run(&simulation, &Traffic::made_up(&MadeUp { seed, ..plan }))
 }
@@ -48,7 +49,9 @@ fn a_small_watermark_saves_preemptions_and_a_large_one_costs_throughput() {
     let mut all = Vec::new();
     for (watermark, seeds_count, seeds_rate) in watermarks {
         let of = |seed: &u64| {
-            crowded_by(*seed, model("7b-mha"), 30_000, 64.0, |c| c.watermark_percent = watermark)
+            crowded_by(*seed, false, model("7b-mha"), 30_000, 64.0, |c| {
+                c.watermark_percent = watermark;
+            })
         };
         let reports: Vec<Report> = seeds.iter().map(of).collect();
         let mean =
@@ -96,6 +99,25 @@ fn swap_wins_on_a_fast_link_recompute_on_a_slow_one_and_auto_takes_the_better() 
         }
     }
     rows.check();
+}
+
+/// SEEDS.md's prototype copied while nothing else ran; copies beside steps cost steps little.
+#[test]
+fn auto_takes_the_better_of_swap_and_recompute_where_copies_run_beside_steps_too() {
+    for (name, tokens, links) in
+        [("7b-mha", 30_000, [64.0, 33.2, 8.3, 4.0]), ("7b-gqa8", 20_000, [64.0, 8.3, 2.1, 1.0])]
+    {
+        let rate = |gbps, preempt| {
+            let change = |config: &mut EngineConfig| config.preempt = preempt;
+            crowded_by(1, true, model(name), tokens, gbps, change).throughput.generated_tokens
+        };
+        let recompute = rate(64.0, Preempt::Recompute);
+        for gbps in links {
+            let (swap, auto) = (rate(gbps, Preempt::Swap), rate(gbps, Preempt::Auto));
+            println!("{name} at {gbps} GB/s: swap {swap}, recompute {recompute}, auto {auto}");
+            assert!(auto > 0.99 * swap.max(recompute), "{name} at {gbps}: {auto}");
+        }
+    }
 }
 
 /// A model like K3 with weights for steps of 20 ms and memory for so many sequences of so many
@@ -246,12 +268,13 @@ fn auto_computes_a_short_victim_again_on_a_slow_link_and_swaps_a_long_one_on_a_f
         link_bytes_per_second: gbps * 1e9,
         tokens_per_second: 1.0 / token_seconds,
         pair_seconds,
+        overlaps: false,
     };
     let blocks = |tokens: usize| tokens.div_ceil(64);
     near(cost(1.0).swap_seconds(blocks(300)), 0.192, 0.07);
-    assert!(!cost(1.0).prefers_swap(0..300, blocks(300)));
+    assert!(!cost(1.0).prefers_swap(0..300, blocks(300), 32));
     near(cost(64.0).swap_seconds(blocks(32_768)), 0.33, 0.01);
     assert!(cost(64.0).prefill_seconds(0..32_768) > 11.0);
-    assert!(cost(64.0).prefers_swap(0..32_768, blocks(32_768)));
+    assert!(cost(64.0).prefers_swap(0..32_768, blocks(32_768), 32));
     near(token_seconds, 282.8e-6, 0.01);
 }

@@ -188,7 +188,10 @@ impl Report {
             Some(tokens) => format!("{tokens:.0} tokens"),
         };
         if self.modelled {
-            return format!("L* {predicted}: below it recomputing takes less, above it swap");
+            return match crossover.predicted_tokens.is_some_and(|tokens| tokens > 0.0) {
+                true => format!("L* {predicted}: below it recomputing takes less, above it swap"),
+                false => predicted,
+            };
         }
         let measured = match crossover.measured_tokens {
             Some(tokens) => format!("{tokens:.0} tokens"),
