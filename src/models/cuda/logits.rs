@@ -3,6 +3,8 @@
 //! A row has as many values as the vocabulary, and most draws look at one token or a few: the
 //! device finds these, and a row comes down for a draw that needs all of it.
 
+use std::iter;
+
 use kernels::cuda::gemm::RoundedRows;
 use kernels::cuda::rows::{self, Origin, Origins};
 use kernels::cuda::sampling::{self, Candidate, Judged, MOST_FIRST};
@@ -117,8 +119,8 @@ impl Logits {
         assert!(wanted.rows.iter().all(|row| *row < count), "a row of logits that is not there");
         let rows = wanted.rows.iter().map(|row| row * vocab..(row + 1) * vocab);
         Ok(Taken {
-            verdicts: self.host_verdicts.take(cuda, &self.verdicts, [0..verdicts].into_iter())?,
-            first: self.host_first.take(cuda, &self.first, [0..first].into_iter())?,
+            verdicts: self.host_verdicts.take(cuda, &self.verdicts, iter::once(0..verdicts))?,
+            first: self.host_first.take(cuda, &self.first, iter::once(0..first))?,
             rows: self.host_rows.take(cuda, &self.values, rows)?,
         })
     }
@@ -126,6 +128,6 @@ impl Logits {
     /// Waits, and takes all rows to the host, `[rows][vocab_size]`.
     pub fn all(&mut self, cuda: &Cuda) -> Result<&[f32], CudaError> {
         let (count, vocab) = self.size;
-        self.host_rows.take(cuda, &self.values, [0..count * vocab].into_iter())
+        self.host_rows.take(cuda, &self.values, iter::once(0..count * vocab))
     }
 }
