@@ -47,7 +47,9 @@ fn these_kernels_cannot_be_launched_with_99_kib() {
     let over = stand_in.kernels_over(99 << 10);
     let without = [
         "attend",
+        "attend_expanded",
         "attend_latents",
+        "attend_many_heads",
         "gemm_mma_few",
         "gemm_mma_many",
         "gemm_mma_some",
