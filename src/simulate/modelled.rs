@@ -235,6 +235,7 @@ impl Executor for ModelledExecutor {
         }
         let now = self.clock.now();
         report.finished.extend(self.link.arrived(now));
+        report.sampled.reserve(draws.len());
         for draw in draws {
             let (sequence, token) = self.token(draw);
             report.sampled.push(SampledToken { sequence, drawn: Ok(token), logprobs: None });
