@@ -104,9 +104,11 @@ pub fn run(args: &CalibrateArgs, isa: Isa) -> Result<(), CliError> {
 /// Writes a profile; the old one is there until it is whole.
 fn save(hardware: &HardwareProfile, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(hardware).expect("a profile is numbers and names");
-    let mut draft = Draft::new(path)?;
-    writeln!(draft, "{text}").map_err(|source| CliError::file(path, source))?;
-    draft.end()
+    let written = Draft::new(path).and_then(|mut draft| {
+        writeln!(draft, "{text}")?;
+        draft.end()
+    });
+    written.map_err(|source| CliError::file(path, source))
 }
 
 fn measure(

@@ -86,58 +86,47 @@ fn check_writable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The name under which a file is written before it takes its place at `path`, whole and at once.
-pub fn beside(path: &Path) -> PathBuf {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    beside.into()
-}
-
 /// A file that takes its place at once when it is whole, and leaves nothing before. What is there
 /// and is no file, a pipe or a device, is written to where it is.
 #[derive(Debug)]
-pub struct Draft<'p> {
-    path: &'p Path,
+pub struct Draft {
     /// The draft, and the file that it becomes.
     names: Option<(PathBuf, PathBuf)>,
     file: BufWriter<File>,
 }
 
-impl<'p> Draft<'p> {
+impl Draft {
     /// An empty one.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn new(path: &'p Path) -> Result<Draft<'p>, CliError> {
+    pub fn new(path: &Path) -> io::Result<Draft> {
         // A link stays one.
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let is_other = fs::metadata(&target).is_ok_and(|there| !there.is_file());
-        let (names, opened) = match is_other {
-            true => (None, OpenOptions::new().write(true).open(path)),
+        let (names, file) = match is_other {
+            true => (None, OpenOptions::new().write(true).open(path)?),
             false => {
-                let draft = beside(&target);
-                let opened = File::create(&draft);
-                (Some((draft, target)), opened)
+                let mut draft = target.clone().into_os_string();
+                draft.push(".new");
+                let file = File::create(&draft)?;
+                (Some((draft.into(), target)), file)
             }
         };
-        let file = BufWriter::new(opened.map_err(|source| CliError::file(path, source))?);
-        Ok(Draft { path, names, file })
+        Ok(Draft { names, file: BufWriter::new(file) })
     }
 
     /// It is whole.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn end(mut self) -> Result<(), CliError> {
-        let mut end = || {
-            self.file.flush()?;
-            self.names.take().map_or(Ok(()), |(draft, target)| fs::rename(draft, target))
-        };
-        end().map_err(|source| CliError::file(self.path, source))
+    pub fn end(mut self) -> io::Result<()> {
+        self.file.flush()?;
+        self.names.take().map_or(Ok(()), |(draft, target)| fs::rename(draft, target))
     }
 }
 
-impl Write for Draft<'_> {
+impl Write for Draft {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write(bytes)
     }
@@ -147,7 +136,7 @@ impl Write for Draft<'_> {
     }
 }
 
-impl Drop for Draft<'_> {
+impl Drop for Draft {
     fn drop(&mut self) {
         if let Some((draft, _)) = &self.names {
             // Who writes it has told why it is not whole.

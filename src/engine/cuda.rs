@@ -132,9 +132,10 @@ impl CudaExecutor {
             Needed::First(count) if count > MOST_FIRST => Needed::All,
             needed => needed,
         };
+        let needed: Vec<Needed> = draws.iter().map(needed).collect();
         let (mut verdicts, mut first, mut rows) = (false, 0, Vec::new());
-        for planned in draws {
-            match needed(planned) {
+        for (planned, needed) in draws.iter().zip(&needed) {
+            match *needed {
                 Needed::Likeliest => verdicts = true,
                 Needed::First(count) => (verdicts, first) = (true, first.max(count)),
                 Needed::All => rows.push(planned.row),
@@ -142,8 +143,7 @@ impl CudaExecutor {
         }
         rows.dedup();
         let taken = self.model.take(Wanted { verdicts, first, rows: &rows })?;
-        let mut whole = rows.iter().zip(taken.rows.chunks_exact(vocab)).peekable();
-        for planned in draws {
+        for (planned, needed) in draws.iter().zip(needed) {
             let row = planned.row;
             let likeliest = || match Verdict::from(taken.verdicts[row]) {
                 Verdict::Likeliest(id) => Ok(id),
@@ -151,21 +151,21 @@ impl CudaExecutor {
                 Verdict::Infinite(id) => Err(SampleError::Infinite { id: id as usize }),
                 Verdict::NothingLeft => Err(SampleError::NothingLeft),
             };
-            let sampled = match needed(planned) {
+            let told = |sampled: Result<Sampled, SampleError>| {
+                planned.told(sampled.map_err(|error| error.to_string()))
+            };
+            report.sampled.push(match needed {
                 Needed::All => {
-                    while whole.next_if(|(at, _)| **at < row).is_some() {}
-                    let (_, logits) = whole.peek().expect("the row was taken");
-                    report.sampled.push(planned.from(logits, &mut self.sampler));
-                    continue;
+                    let at = rows.binary_search(&row).expect("the row was taken");
+                    planned.from(&taken.rows[at * vocab..][..vocab], &mut self.sampler)
                 }
-                Needed::Likeliest => likeliest().map(|id| Sampled { id, logprobs: None }),
-                Needed::First(count) => likeliest().map(|_| {
+                Needed::Likeliest => told(likeliest().map(|id| Sampled { id, logprobs: None })),
+                Needed::First(count) => told(likeliest().map(|_| {
                     let first = taken.first[row * first..][..count].iter();
                     let first = first.map(|candidate| (candidate.id, candidate.score));
                     self.sampler.draw_first(first, &planned.draw)
-                }),
-            };
-            report.sampled.push(planned.told(sampled.map_err(|error| error.to_string())));
+                })),
+            });
         }
         Ok(())
     }

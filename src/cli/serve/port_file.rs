@@ -1,10 +1,10 @@
 //! The file of `--port-file`: it is there while requests are taken, and at no other time.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::cli::output::beside;
+use crate::cli::output::Draft;
 
 /// A file that holds the port of this server from [`PortFile::tell`] until it is dropped.
 #[derive(Debug)]
@@ -19,7 +19,6 @@ impl PortFile {
     /// # Errors
     /// When either cannot be done.
     pub fn new(path: &Path) -> io::Result<PortFile> {
-        let file = PortFile { path: path.to_owned(), told: None };
         if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
             return Err(io::Error::other("something else than a file is there"));
         }
@@ -27,9 +26,9 @@ impl PortFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::write(beside(&file.path), "")?;
-        fs::remove_file(beside(&file.path))?;
-        Ok(file)
+        // Dropped, it leaves nothing.
+        Draft::new(path)?;
+        Ok(PortFile { path: path.to_owned(), told: None })
     }
 
     /// Writes the port at once and whole: who waits for the file finds all of it.
@@ -38,9 +37,9 @@ impl PortFile {
     /// When it cannot be written.
     pub fn tell(&mut self, port: u16) -> io::Result<()> {
         let text = format!("{port}\n");
-        let beside = beside(&self.path);
-        fs::write(&beside, &text)?;
-        fs::rename(&beside, &self.path)?;
+        let mut draft = Draft::new(&self.path)?;
+        draft.write_all(text.as_bytes())?;
+        draft.end()?;
         self.told = Some(text);
         Ok(())
     }

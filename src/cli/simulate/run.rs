@@ -317,13 +317,14 @@ pub fn simulate(
 /// A file with a line for each step.
 struct Trace<'p> {
     path: &'p Path,
-    draft: Draft<'p>,
+    draft: Draft,
     error: Option<std::io::Error>,
 }
 
 impl<'p> Trace<'p> {
     fn new(path: &'p Path) -> Result<Trace<'p>, CliError> {
-        Ok(Trace { path, draft: Draft::new(path)?, error: None })
+        let draft = Draft::new(path).map_err(|source| CliError::file(path, source))?;
+        Ok(Trace { path, draft, error: None })
     }
 
     fn write(&mut self, line: &StepLine) {
@@ -334,10 +335,8 @@ impl<'p> Trace<'p> {
     }
 
     fn end(self) -> Result<(), CliError> {
-        match self.error {
-            Some(source) => Err(CliError::file(self.path, source)),
-            None => self.draft.end(),
-        }
+        let written = self.error.map_or_else(|| self.draft.end(), Err);
+        written.map_err(|source| CliError::file(self.path, source))
     }
 }
 

@@ -35,6 +35,7 @@ use super::layout::{LayerLayout, StateLayout};
 use super::spec::ModelSpec;
 
 pub use self::logits::{Taken, Wanted};
+pub use self::workspace::EXPANDED;
 
 /// The most that batches of a model have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

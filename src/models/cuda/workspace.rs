@@ -12,7 +12,7 @@ use super::logits::Logits;
 use crate::models::spec::{Ffn, Mixer, ModelSpec};
 
 /// Positions whose latents are expanded at once.
-pub(super) const EXPANDED: usize = 4 * SEGMENT_LEN;
+pub const EXPANDED: usize = 4 * SEGMENT_LEN;
 
 /// Buffers, `[rows][width]` with the widest that a layer needs.
 pub(super) struct Workspace {

@@ -11,15 +11,13 @@ use kernels::{
 use super::lab::{Lab, bf16_noise};
 use super::report::{Bench, Cost, Target};
 use super::shapes::Shapes;
+use crate::models::cuda::EXPANDED;
 
 /// Least share of the copy rate at which latents are read.
 const STEP_SHARE: f64 = 0.8;
 
 /// Sequences from which on it is asked for.
 const STEP_SHARE_FROM: usize = 32;
-
-/// Positions whose latents are expanded at once, as of the engine.
-const EXPANDED: usize = 4 * SEGMENT_LEN;
 
 fn up(lab: &Lab, shape: kernels::mla::Shape) -> Result<mla::Up, CudaError> {
     let rows = shape.heads * (shape.nope + shape.value_dim);
