@@ -43,14 +43,16 @@ fn what_cannot_be_written_is_told_before_anything_is_measured_and_no_file_is_lef
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (out, nowhere) = (folder.path().join("h.json"), folder.path().join("no/h.json"));
     let json = format!("--json={}", arg(&nowhere));
+    // A model that is not there is what would be told otherwise.
+    let model = ["--model", "/no/model"];
     for (args, named) in [
         (["--out", arg(folder.path())].as_slice(), folder.path()),
         (&["--out", arg(&nowhere)], &nowhere),
         (&["--out", arg(&out), &json], &nowhere),
         (&["--out", arg(&out), "--svg", arg(&nowhere)], &nowhere),
-        (&["--out", arg(&out), "--model", arg(&nowhere)], &nowhere),
+        (&["--out", arg(&out)], Path::new(model[1])),
     ] {
-        let output = run(&[&["calibrate"], args].concat());
+        let output = run(&[&["calibrate"], args, &model].concat());
         let told = stderr(&output);
         assert!(told.lines().count() == 1 && told.contains(arg(named)), "{args:?}: {told}");
         assert!(!output.status.success(), "{args:?}");
